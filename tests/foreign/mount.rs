@@ -70,6 +70,19 @@ impl Mount {
         mount
     }
 
+    /// Serves the stack of [`of_stack`](Self::of_stack) again, after its server has ended.
+    ///
+    /// # Panics
+    /// If it can't be mounted.
+    #[track_caller]
+    pub fn served(mut self) -> Mount {
+        let (stack, control) = (self.beside("stack.toml"), self.beside("control"));
+        let (stack, control) = (stack.display().to_string(), control.display().to_string());
+        let arguments = ["serve", &stack, "--control", &control];
+        self.server = Some(Server::restart_with(&arguments, PathBuf::new()));
+        self
+    }
+
     /// Mounts the image again.
     ///
     /// # Panics

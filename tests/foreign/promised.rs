@@ -57,21 +57,39 @@ impl Promised {
                 process.wait_until("there were enough replies", |_| done.load(Ordering::Relaxed) >= after);
                 process.signal(Signal::KILL);
             });
-            let broken = self.work(client, random, &done);
+            let broken = self.work(client, random, &done, || false);
             broken.expect_err("the connection breaks when the server is killed");
         });
         assert!(!server.process.wait().success(), "the server was killed");
     }
 
-    /// Writes and flushes until the connection breaks.
+    /// Writes and flushes until `is_over` returns true, and waits for all replies. None of them is an error.
+    ///
+    /// # Panics
+    /// If the server doesn't answer as it must.
+    pub fn work_until(&mut self, server: &Server, random: &mut runtime::Random, is_over: impl Fn() -> bool) {
+        let client = RawClient::open(&server.socket).expect("a ready server answers");
+        assert_eq!(client.size, self.bytes(), "the size of the export");
+        let done = AtomicU64::new(0);
+        self.work(client, random, &done, is_over).expect("no connection breaks");
+    }
+
+    /// Writes and flushes until the connection breaks, or `is_over` returns true and all replies are there.
     fn work(
         &mut self,
         mut client: RawClient,
         random: &mut runtime::Random,
         done: &AtomicU64,
+        is_over: impl Fn() -> bool,
     ) -> io::Result<()> {
         let mut in_flight: BTreeMap<u64, Sent> = BTreeMap::new();
         for cookie in 1.. {
+            if is_over() {
+                while !in_flight.is_empty() {
+                    self.receive(&mut client, &mut in_flight, done)?;
+                }
+                break;
+            }
             while in_flight.len() >= DEPTH {
                 self.receive(&mut client, &mut in_flight, done)?;
             }

@@ -21,7 +21,7 @@ const fn need(program: &'static str, packages: &'static [&'static str], skipped:
 }
 
 /// PostgreSQL isn't among them: its package starts a server. Its tests run where /usr/lib/postgresql is.
-const NEEDS: [Need; 28] = [
+const NEEDS: [Need; 29] = [
     need("nbdinfo", &["libnbd-bin"], "NBD: hostile clients, descriptions of exports"),
     need("nbdcopy", &["libnbd-bin"], "NBD: copies"),
     need("nbdfuse", &["libnbd-bin", "nbdfuse"], "file systems on an export"),
@@ -57,6 +57,7 @@ const NEEDS: [Need; 28] = [
     ),
     need("prometheus", &["prometheus"], "metrics: what Prometheus scrapes"),
     need("ss", &["iproute2"], "the state of sockets, in a test of attached stacks"),
+    need("curl", &["curl"], "objects of a bucket as an S3 client sees them"),
     need("jq", &["jq"], "scripts that read results; attached stacks"),
 ];
 
@@ -172,7 +173,7 @@ pub fn install_object_store(installs: bool) {
     if is_there {
         return;
     }
-    let skipped = "skipped: the client of object stores on VersityGW";
+    let skipped = "skipped: the client of object stores, and volumes in a bucket, on VersityGW";
     match folder.filter(|_| installs && has("go")) {
         None if installs => say(&format!("without go, {skipped}")),
         None => say(&format!("installs no versitygw, as SILTSTONE_NO_INSTALL is set; {skipped}")),

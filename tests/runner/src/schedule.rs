@@ -16,10 +16,11 @@ pub const GROUPS: [(&str, usize); 2] = [
 /// Beginnings of the names of tests that wait for much of their time, for a timer or for a program that
 /// waits: they run from the start, two at a time beside the others, which keep the processors busy. The
 /// longest are first.
-const WAITING: [&str; 8] = [
+const WAITING: [&str; 9] = [
     "foreign_attach::a_detach_reports",
     "swap_remote",
     "flashrom::",
+    "foreign_objects::programs",
     "fs_mount_stuck",
     "stuck::",
     "foreign_attach::a_stopped_holder",

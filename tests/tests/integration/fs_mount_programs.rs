@@ -82,7 +82,7 @@ fn sqlite_with_a_write_ahead_log_loses_no_transaction_over_kills() {
 
 /// Folder with the programs of the newest PostgreSQL that is installed; if there is none, reports why the
 /// test is skipped.
-fn postgresql() -> Option<PathBuf> {
+pub(crate) fn postgresql() -> Option<PathBuf> {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let folders = versions.map(|version| version.path().join("bin"));
     let found = folders.filter(|folder| {
@@ -126,9 +126,9 @@ struct Processes {
 }
 
 /// A PostgreSQL cluster in the mounted file system, of the user `postgres`.
-struct Cluster {
+pub(crate) struct Cluster {
     processes: Processes,
-    mount: Mount,
+    pub(crate) mount: Mount,
     programs: PathBuf,
     /// Folder of the socket and of the log.
     beside: PathBuf,
@@ -161,8 +161,7 @@ impl Processes {
 }
 
 impl Cluster {
-    fn new(programs: PathBuf) -> Cluster {
-        let mount = Mount::new(&[]);
+    pub(crate) fn new(programs: PathBuf, mount: Mount) -> Cluster {
         let beside = mount.beside("run");
         std::fs::create_dir(&beside).expect("a folder");
         let processes = Processes { noted: mount.beside("pid") };
@@ -188,7 +187,7 @@ impl Cluster {
     }
 
     #[track_caller]
-    fn program(&self, program: &str, arguments: &str) -> String {
+    pub(crate) fn program(&self, program: &str, arguments: &str) -> String {
         run_shell(&self.line(program, arguments)).ok()
     }
 
@@ -200,7 +199,7 @@ impl Cluster {
     /// Starts the server, which recovers first. It is refused while processes of a killed server are still
     /// ending.
     #[track_caller]
-    fn start(&self) {
+    pub(crate) fn start(&self) {
         let log = self.beside.join("log");
         let options = format!("-c unix_socket_directories='{}' -c listen_addresses=", self.beside.display());
         let start =
@@ -215,7 +214,7 @@ impl Cluster {
     }
 
     /// Runs transactions until they fail, and calls `end` meanwhile. Returns the number of acknowledged ones.
-    fn transactions_until(&self, end: impl FnOnce()) -> u64 {
+    pub(crate) fn transactions_until(&self, end: impl FnOnce()) -> u64 {
         let shell = self.line("pgbench", "-n -c 4 -T 60 postgres");
         let before = self.history();
         let mut client = Background::start("sh", &["-c".to_owned(), shell]);
@@ -238,7 +237,7 @@ impl Cluster {
     }
 
     /// Compares the tables, each of which has the sum of all transactions.
-    fn check(&self, acknowledged: u64) {
+    pub(crate) fn check(&self, acknowledged: u64) {
         let sums = self.sql(
             "select (select sum(abalance) from pgbench_accounts) = (select sum(delta) from pgbench_history), \
              (select sum(tbalance) from pgbench_tellers) = (select sum(bbalance) from pgbench_branches), \
@@ -256,6 +255,19 @@ impl Cluster {
     }
 }
 
+impl Cluster {
+    /// Kills all processes of PostgreSQL.
+    pub(crate) fn kill(&self) {
+        self.processes.kill();
+    }
+
+    /// Stops PostgreSQL in an orderly way.
+    pub(crate) fn stop(&self) {
+        self.program("pg_ctl", "-w -s -m fast stop");
+        self.processes.stopped();
+    }
+}
+
 impl Drop for Processes {
     fn drop(&mut self) {
         self.kill();
@@ -270,23 +282,22 @@ fn postgresql_recovers_all_transactions_after_kills() {
     if !has_fuse() {
         return;
     }
-    let mut cluster = Cluster::new(programs);
+    let mut cluster = Cluster::new(programs, Mount::new(&[]));
     cluster.start();
     cluster.program("pgbench", "-i -q -s 1 postgres");
     // PostgreSQL is killed, and then the server of the file system below it.
-    let acknowledged = cluster.transactions_until(|| cluster.processes.kill());
+    let acknowledged = cluster.transactions_until(|| cluster.kill());
     cluster.start();
     cluster.check(acknowledged);
     let pid = cluster.mount.server_pid();
     let acknowledged = cluster.transactions_until(|| {
         run_shell(&format!("kill -KILL {pid}")).ok();
     });
-    cluster.processes.kill();
+    cluster.kill();
     cluster.mount = cluster.mount.killed().mounted();
     cluster.start();
     cluster.check(acknowledged);
-    cluster.program("pg_ctl", "-w -s -m fast stop");
-    cluster.processes.stopped();
+    cluster.stop();
     cluster.mount = cluster.mount.unmounted();
     cluster.mount.is_sound();
 }

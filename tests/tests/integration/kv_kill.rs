@@ -36,13 +36,14 @@ fn value(write: u64) -> String {
     format!("{write}:{}", "x".repeat((write * 37 % 500) as usize))
 }
 
-fn command(words: &[&str]) -> String {
+/// A command in the form of the protocol.
+pub(crate) fn command(words: &[&str]) -> String {
     let encoded: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
     format!("*{}\r\n{encoded}", words.len())
 }
 
 /// Receives a line; `None` at the end of the connection.
-fn line(stream: &mut UnixStream) -> Option<String> {
+pub(crate) fn line(stream: &mut UnixStream) -> Option<String> {
     let mut bytes = Vec::new();
     let mut byte = [0];
     while !bytes.ends_with(b"\r\n") {
@@ -115,9 +116,15 @@ fn check(socket: &Path, client: u64, known: &mut [Known]) {
 }
 
 fn survives(name: &str, parts: &str) {
-    let first = seed(name, 1);
     let folder = tempfile::tempdir().unwrap();
-    let (stack, socket) = (folder.path().join("kv.toml"), folder.path().join("kv.sock"));
+    survives_in(folder.path(), name, parts, |_, _| {});
+}
+
+/// Kills the server of a stack in this folder, and looks for all acknowledged writes. `around` is called
+/// with the number of the kill before it (true) and before the next server (false).
+pub(crate) fn survives_in(folder: &Path, name: &str, parts: &str, mut around: impl FnMut(u64, bool)) {
+    let first = seed(name, 1);
+    let (stack, socket) = (folder.join("kv.toml"), folder.join("kv.sock"));
     let listen =
         "listen = \"unix:kv.sock\"\nbuffer = \"256KiB\"\ntable_size = \"128KiB\"\nlevel_size = \"256KiB\"";
     std::fs::write(&stack, format!("{parts}\n{listen}\n")).unwrap();
@@ -133,12 +140,14 @@ fn survives(name: &str, parts: &str) {
             })
             .collect();
         thread::sleep(Duration::from_millis(300 + random.below(700)));
+        around(round - first, true);
         server.process.signal(Signal::KILL);
         assert!(!server.process.wait().success(), "the server was killed");
         known = clients.into_iter().map(|client| client.join().unwrap()).collect();
         let writes: u64 = known.iter().flatten().map(|known| known.acknowledged).sum();
         println!("SILTSTONE_SEED={round}: {writes} acknowledged writes or so");
         assert!(writes > 0, "nothing was acknowledged");
+        around(round - first, false);
         server = Server::restart_with(&["kv", "serve", &stack], socket.clone());
         for (client, known) in (0..).zip(&mut known) {
             check(&socket, client, known);

@@ -80,8 +80,8 @@ impl Subject for Setup {
         let home_shards = pick(&[1, 1, 1, 2, 3, 8]);
         setup.options.shards = Some(home_shards as u32);
         setup.options.stripe_blocks = pick(&[1, 8, 64]) as u32;
-        // Each has open zones of its own.
-        setup.disk_bytes += (home_shards - 1) << 20;
+        // Each has open zones of its own, and a reserve: up to 19 zones of 64 KiB.
+        setup.disk_bytes += (home_shards - 1) * (5 << 18);
         setup
     }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Default time of all budgets together, in seconds.
 pub const SECONDS: u32 = 50;
 /// Number of shares of all tests of the workspace together.
-pub const SHARES: u32 = 272;
+pub const SHARES: u32 = 280;
 
 /// Time that one test has for its seeds or cuts.
 #[derive(Debug)]

@@ -51,6 +51,7 @@ pub fn drain(arguments: &ObjectsDrain) -> Result<(), Failure> {
     }
     let epoch = status["zones"][&bucket.name]["epoch"].as_u64();
     let caches = caches_above(&bucket.stack, &bucket.name);
+    check_others(argument, &bucket, &caches, &status)?;
     let rounds = upload(&mut server, &bucket.name, &caches)?;
     for cache in &caches {
         tell(&mut server, cache, "flush_on_suspend")?;
@@ -92,9 +93,17 @@ pub fn drain(arguments: &ObjectsDrain) -> Result<(), Failure> {
 /// Returns the failure for a stack that isn't served.
 fn unserved(argument: &str, bucket: &Bucket) -> Result<Failure, Failure> {
     let found = bucket.look(async move |volume| volume.epoch().await)?;
-    Ok(Failure::World(match found.is_closed {
-        true => format!("{argument}: not served, and its volume is closed already: any machine can open it"),
-        false => format!(
+    let caches = caches_above(&bucket.stack, &bucket.name);
+    Ok(Failure::World(match (found.is_closed, caches.is_empty()) {
+        (true, true) => {
+            format!("{argument}: not served, and its volume is closed already: any machine can open it")
+        }
+        (true, false) => format!(
+            "{argument}: not served, and its volume is closed, but its caches may hold more ({}): serve the stack once, then \
+             drain it",
+            caches.join(", ")
+        ),
+        (false, _) => format!(
             "{argument}: not served here, and its volume isn't closed: {}{}; expected a server to drain; if there is none any more, \
              serve the stack once, so that its caches are uploaded",
             found.describe(),
@@ -103,25 +112,53 @@ fn unserved(argument: &str, bucket: &Bucket) -> Result<Failure, Failure> {
     }))
 }
 
+/// Messages of the kinds that hold writes, and upload them when they are told to.
+const MESSAGES: [&str; 2] = ["flush", "flush_on_suspend"];
+
+/// Names of the parts above another one.
+fn above<'s>(stack: &'s Stack, below: &str) -> Vec<&'s stack::Part> {
+    stack.parts().filter(|part| is_below(stack, part.name(), below)).collect()
+}
+
 /// Names of the write caches above a part, from the top down.
 fn caches_above(stack: &Stack, below: &str) -> Vec<String> {
-    let mut names = Vec::new();
-    for part in stack.parts() {
-        let is_above = part.value("origin").is_some_and(|origin| {
-            origin.children().iter().any(|name| *name == below || is_below(stack, name, below))
-        });
-        if is_above && part.kind().name == zone_writecache::KIND.name {
-            names.push(part.name().to_owned());
-        }
-    }
+    let mut parts = above(stack, below);
+    parts.retain(|part| {
+        MESSAGES.iter().all(|text| part.kind().messages.iter().any(|form| form.words == *text))
+    });
+    let mut names: Vec<String> = parts.iter().map(|part| part.name().to_owned()).collect();
+    names.sort_by_key(|name| parts.iter().filter(|part| is_below(stack, part.name(), name)).count());
     names
+}
+
+/// Refuses other parts above the bucket that hold writes: nothing makes them upload everything at their end.
+fn check_others(argument: &str, bucket: &Bucket, caches: &[String], status: &Value) -> Result<(), Failure> {
+    for part in above(&bucket.stack, &bucket.name) {
+        let name = part.name();
+        let status = &status["devices"][name];
+        if caches.iter().any(|cache| cache == name) || !holds_writes(status) {
+            continue;
+        }
+        let kind = part.kind().name;
+        return Err(Failure::Usage(format!(
+            "{argument}: {kind} \"{name}\" holds writes that aren't in the bucket (mode {}, dirty blocks {}); expected none: siltstone \
+             message {argument} {name} 'mode writethrough', wait until no blocks are dirty, and drain again",
+            status["mode"].as_str().unwrap_or("unknown"),
+            status["dirty_blocks"],
+        )));
+    }
+    Ok(())
+}
+
+/// Whether a part with this status writes back, or has something to write back.
+fn holds_writes(status: &Value) -> bool {
+    status["mode"] == "writeback" || status["dirty_blocks"].as_u64().is_some_and(|blocks| blocks > 0)
 }
 
 /// Whether a part is below another one.
 fn is_below(stack: &Stack, above: &str, wanted: &str) -> bool {
-    let below =
-        stack.part(above).into_iter().flat_map(|part| part.values().flat_map(|(_, it)| it.children()));
-    let mut below = below.into_iter();
+    let part = stack.parts().find(|part| part.name() == above);
+    let mut below = part.into_iter().flat_map(|part| part.values().flat_map(|(_, it)| it.children()));
     below.any(|name| name == wanted || is_below(stack, name, wanted))
 }
 
@@ -149,4 +186,47 @@ fn tell(server: &mut Client, part: &str, text: &str) -> Result<(), Failure> {
 
 fn ask(server: &mut Client, request: Request) -> Result<Value, Failure> {
     server.ask(&request)?.map_err(|refusal| refusal.error.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn caches(line: &str) -> Vec<String> {
+        let stack = crate::load::stack(line, &registry()).unwrap();
+        let bucket = stack.parts().find(|part| part.kind().name == objects::KIND.name).unwrap().name();
+        let kinds = caches_above(&stack, bucket);
+        kinds.iter().map(|name| stack.part(name).unwrap().kind().name.to_owned()).collect()
+    }
+
+    #[test]
+    fn the_write_caches_above_a_bucket_are_found_from_the_top_down() {
+        let bucket = "objects(http://127.0.0.1:9/vol, prefix=a)";
+        for (line, expected) in [
+            (format!("log({bucket})"), vec![]),
+            (format!("log(zone-writecache(ram(64MiB), {bucket}))"), vec!["zone-writecache"]),
+            (format!("stats(writecache(log({bucket}), ram(64MiB)))"), vec!["writecache"]),
+            (
+                format!("writecache(stats(log(zone-writecache(ram(64MiB), {bucket}))), ram(64MiB))"),
+                vec!["writecache", "zone-writecache"],
+            ),
+            // The bucket isn't below this one.
+            (format!("mirror(log({bucket}), writecache(ram(1GiB), ram(64MiB)))"), vec![]),
+        ] {
+            assert_eq!(caches(&line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn other_parts_that_hold_writes_are_known_by_their_status() {
+        for (status, expected) in [
+            (Value::Null, false),
+            (json!({ "mode": "writethrough", "dirty_blocks": 0 }), false),
+            (json!({ "mode": "writethrough", "dirty_blocks": 3 }), true),
+            (json!({ "mode": "writeback", "dirty_blocks": 0 }), true),
+        ] {
+            assert_eq!(holds_writes(&status), expected, "{status}");
+        }
+    }
 }

@@ -7,13 +7,13 @@ use crate::counters::Counters;
 use crate::grown::fill_last_part;
 use crate::message::Message;
 use crate::origin::Origin;
-use crate::policy::Heat;
 use crate::shape::{self, Shape};
 use crate::state::{Entry, FREE, State};
 use crate::table::{Medium, Table};
 use block::{
     BlockCount, Call, Device, DeviceGeometry, DevicePart, Error, Fullness, Part, PartUse, Result, Status,
 };
+use eviction::Heat;
 use runtime::{Home, LimitedPart};
 use stack::Tell;
 use std::collections::BTreeSet;

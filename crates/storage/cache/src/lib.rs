@@ -52,11 +52,9 @@ mod core;
 mod counters;
 mod device;
 mod grown;
-mod index;
 mod message;
 mod mode;
 mod origin;
-mod policy;
 mod ranges;
 mod sequential;
 mod shape;
@@ -67,9 +65,9 @@ mod table;
 mod upkeep;
 
 pub use device::CachePart;
+pub use eviction::Heat;
 pub use message::{CacheBlocks, Message};
 pub use mode::Mode;
-pub use policy::Heat;
 pub use ranges::{ByteRange, WarmRange, WarmRanges};
 
 use block::{Call, Error, Result};

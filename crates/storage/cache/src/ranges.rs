@@ -1,7 +1,7 @@
 //! Byte ranges of the origin in the messages that warm a cache.
 
-use crate::policy::Heat;
 use block::Result;
+use eviction::Heat;
 use stack::{FromWords, Words};
 use std::ops::Range;
 

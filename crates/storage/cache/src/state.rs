@@ -1,10 +1,10 @@
 //! State in memory of the slots and of requests in flight. Its methods never wait.
 
 use crate::counters::Counters;
-use crate::index::Index;
-use crate::policy::{Heat, Policy, S3Fifo};
 use crate::sequential::Sequential;
 use crate::table::Words;
+use eviction::Index;
+use eviction::{Heat, Policy, S3Fifo};
 use std::collections::VecDeque;
 use std::sync::Arc;
 

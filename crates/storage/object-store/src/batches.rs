@@ -35,6 +35,27 @@ pub struct Page {
     pub next: Option<String>,
 }
 
+/// Checks the parser of listings on any text, for fuzzing: no panic, and no more than there is.
+///
+/// # Panics
+/// If a check fails.
+pub(crate) fn check_any_text(text: &str) {
+    let inside = format!("<ListBucketResult><Contents>{text}</Contents></ListBucketResult>");
+    for text in [text, &inside] {
+        for (prefix, from) in [("", None), ("db1/", Some("x"))] {
+            match page(text, prefix, from) {
+                Ok(page) => {
+                    let length: usize = page.objects.iter().map(|it| it.key.len() + it.etag.len()).sum();
+                    assert!(page.objects.len() <= MAX_BATCH && length <= text.len());
+                    assert!(page.objects.iter().all(|listed| listed.key.starts_with(prefix)));
+                    assert!(page.next.is_none() || page.next.as_deref() != from);
+                }
+                Err(error) => assert!(matches!(error, Error::Protocol(_))),
+            }
+        }
+    }
+}
+
 fn body_of(response: &Response) -> Result<&str> {
     std::str::from_utf8(response.body.filled()).map_err(|_| Error::protocol("the response isn't UTF-8"))
 }
@@ -51,7 +72,7 @@ fn page(text: &str, prefix: &str, from: Option<&str>) -> Result<Page> {
         let length = length.ok_or_else(|| invalid("expected a size"))?;
         let etag = xml::element(content, "ETag").unwrap_or_default();
         if !key.starts_with(prefix) {
-            return Err(invalid(&format!("key \"{}\"; expected {prefix}…", key.escape_debug())));
+            return Err(invalid(&format!("key \"{}\"; expected {prefix}…", shown(&key))));
         }
         if objects.len() == MAX_BATCH {
             return Err(invalid(&format!("expected at most {MAX_BATCH} keys")));

@@ -39,6 +39,18 @@ impl Kind {
         (Kind::CompleteUpload, "complete_upload"),
         (Kind::AbortUpload, "abort_upload"),
     ];
+
+    /// Permission that a request of this kind needs.
+    pub(crate) fn permission(self) -> &'static str {
+        match self {
+            // Without the second one a missing object is refused as well.
+            Kind::Get | Kind::Head => "s3:GetObject and s3:ListBucket",
+            Kind::List => "s3:ListBucket",
+            Kind::Delete | Kind::DeleteBatch => "s3:DeleteObject",
+            Kind::AbortUpload => "s3:AbortMultipartUpload",
+            Kind::Put | Kind::CreateUpload | Kind::UploadPart | Kind::CompleteUpload => "s3:PutObject",
+        }
+    }
 }
 
 /// Counters since the client was made. Each attempt is a request.

@@ -122,6 +122,19 @@ impl Credentials {
     }
 }
 
+/// Checks the parsers on any text, for fuzzing: no panic, and errors that don't show it.
+///
+/// # Panics
+/// If a check fails.
+pub(crate) fn check_any_text(text: &str) {
+    let _ = Credentials::from_metadata(text);
+    for profile in ["default", "other"] {
+        if let Err(error) = Credentials::from_file(text, Path::new("file"), profile) {
+            assert!(error.detail().len() < 200, "{error}");
+        }
+    }
+}
+
 /// Place that credentials come from.
 #[derive(Debug, Clone)]
 pub enum CredentialSource {

@@ -251,7 +251,11 @@ impl Chunks {
 /// If a check fails.
 pub fn check_any_bytes(bytes: &[u8], piece: usize) {
     const LIMIT: u64 = 1 << 16;
-    crate::xml::check_any_text(&String::from_utf8_lossy(bytes));
+    let text = String::from_utf8_lossy(bytes);
+    crate::xml::check_any_text(&text);
+    crate::batches::check_any_text(&text);
+    crate::retry::check_any_text(&text);
+    crate::credentials::check_any_text(&text);
     let at_once = parse_head(bytes);
     if let Ok(Some((head, length))) = &at_once {
         assert!((1..=bytes.len().min(MAX_HEAD)).contains(length));

@@ -50,4 +50,4 @@ pub use endpoint::host_of;
 pub use objects::{Condition, Description, Object, Put};
 pub use parts::MAX_PARTS;
 pub use probe::{RACERS, RACES};
-pub use store::{Addressing, Config, Limits, MAX_KEY, Store};
+pub use store::{Addressing, Config, FIRST_CONTACT, Limits, MAX_KEY, Store};

@@ -284,7 +284,12 @@ impl Store {
     pub async fn head(&self, key: &str) -> Result<Option<Description>> {
         check_key(key)?;
         let call = Call::new(Kind::Head, Method::Head, key, &[200, 404]);
-        let response = self.0.call(&call).await?;
+        let response = match self.0.call(&call).await {
+            Err(refusal @ (Error::PermissionDenied(_) | Error::Invalid(_))) => {
+                return Err(self.reason(key, refusal).await);
+            }
+            answered => answered?,
+        };
         if response.head.status == 404 {
             return Ok(None);
         }
@@ -295,6 +300,15 @@ impl Store {
             Ok(Description { etag, length, nonce })
         });
         described.map(Some).map_err(|error| self.0.explain(&call, &error))
+    }
+
+    /// A refusal of HEAD with its reason, which the answer to GET has: that to HEAD has no body.
+    async fn reason(&self, key: &str, refusal: Error) -> Error {
+        match self.get_range(key, 0, 1).await {
+            Err(error @ Error::PermissionDenied(_)) => error,
+            Err(error @ Error::Invalid(_)) if error.detail().contains("status 400") => error,
+            _ => refusal,
+        }
     }
 
     /// Deletes an object; that it doesn't exist is a success.

@@ -59,7 +59,11 @@ impl Store {
                     Err(error) => break Err(error),
                 }
             };
-            let deleted = self.delete(&key).await;
+            // There is nothing to delete where no request has arrived.
+            let deleted = match self.0.has_answered.get() {
+                true => self.delete(&key).await,
+                false => Ok(()),
+            };
             outcome?;
             deleted?;
         }

@@ -1,6 +1,7 @@
 //! Retries: which failures are retried, after which pause, and how often; the delay of hedged reads.
 
 use crate::connection::Response;
+use crate::counts::Kind;
 use crate::http::Method;
 use crate::xml;
 use block::Error;
@@ -39,6 +40,29 @@ pub(crate) fn error_code(text: &str) -> Cow<'_, str> {
     xml::element(text, "Code").unwrap_or_default()
 }
 
+/// Whether an answer with status 404 and this code says that something else than the object is missing: the
+/// bucket, or the user of the access key.
+pub(crate) fn lacks_more_than_object(code: &str) -> bool {
+    code == "NoSuchBucket" || code.contains("User")
+}
+
+/// Advice about a refusal, as a part of its error; empty if its text says it.
+fn hint(status: u16, code: &str, message: &str, kind: Kind) -> String {
+    let is_of_time = message.contains("expired") || message.contains("not yet valid");
+    match (status, code) {
+        (300..=399, _) => "; expected the endpoint and the region of the bucket itself".to_owned(),
+        (_, "RequestTimeTooSkewed") => "; set this machine's clock".to_owned(),
+        // Signatures have a time limit.
+        (_, "AccessDenied") if is_of_time => "; set this machine's clock".to_owned(),
+        (_, "SignatureDoesNotMatch" | "InvalidAccessKeyId") => {
+            "; check the access key and its secret".to_owned()
+        }
+        (404, "NoSuchBucket") => "; create the bucket, or correct its name".to_owned(),
+        (401 | 403, _) => format!("; the credentials need {}", kind.permission()),
+        _ => String::new(),
+    }
+}
+
 /// A store's text as errors show it: at most [`MAX_SHOWN`] characters, escaped.
 pub(crate) fn shown(text: &str) -> String {
     text.chars().take(MAX_SHOWN).flat_map(char::escape_debug).collect()
@@ -69,15 +93,14 @@ impl Failure {
     }
 
     /// Failure by the store's answer; `expected` are the statuses of success.
-    pub fn of_response(response: &Response, method: Method, expected: &[u16]) -> Failure {
-        let (status, text) = (response.head.status, response.text());
-        let code = error_code(&text);
-        let message = xml::element(&text, "Message").unwrap_or_default();
-        let hint = match status {
-            300..400 => "; expected the endpoint and the region of the bucket itself",
-            _ if code == "RequestTimeTooSkewed" => "; set this machine's clock",
-            _ => "",
-        };
+    pub fn of_response(response: &Response, method: Method, kind: Kind, expected: &[u16]) -> Failure {
+        Self::of_answer(response.head.status, &response.text(), method, kind, expected)
+    }
+
+    fn of_answer(status: u16, text: &str, method: Method, kind: Kind, expected: &[u16]) -> Failure {
+        let code = error_code(text);
+        let message = xml::element(text, "Message").unwrap_or_default();
+        let hint = hint(status, &code, &message, kind);
         let expected: Vec<String> = expected.iter().map(ToString::to_string).collect();
         let shown = format!("status {status} {}", shown(&format!("{code} {message}")));
         let text = format!("{}; expected {}{hint}", shown.trim(), expected.join(" or "));
@@ -93,6 +116,8 @@ impl Failure {
             _ => Retry::Never,
         };
         let error = match status {
+            // Callers take `NotFound` for a missing object, and look for the code of a missing bucket.
+            404 if code != "NoSuchBucket" && lacks_more_than_object(&code) => Error::permission_denied(text),
             404 => Error::not_found(text),
             401 | 403 => Error::permission_denied(text),
             409 | 412 => Error::already_exists(text),
@@ -100,6 +125,21 @@ impl Failure {
             _ => Error::io(text),
         };
         Failure { error, retry }
+    }
+}
+
+/// Checks errors of any answers, for fuzzing: they are short, and one line.
+///
+/// # Panics
+/// If a check fails.
+pub(crate) fn check_any_text(text: &str) {
+    let inside = format!("<Error><Code>{text}</Code><Message>{text}</Message></Error>");
+    let statuses = [200, 301, 400, 403, 404, 409, 412, 416, 429, 500, 503];
+    let status = statuses[text.len() % statuses.len()];
+    for text in [text, &inside] {
+        let failure = Failure::of_answer(status, text, Method::Get, Kind::Get, &[206]);
+        let said = failure.error.detail();
+        assert!(said.len() < 16 * MAX_SHOWN && !said.contains(char::is_control), "{said}");
     }
 }
 
@@ -194,6 +234,25 @@ impl Latencies {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refusals_say_what_to_do() {
+        let refused = |status: u16, code: &str, message: &str, kind| hint(status, code, message, kind);
+        for (status, code, message, said) in [
+            (403, "RequestTimeTooSkewed", "", "clock"),
+            (403, "AccessDenied", "Request has expired", "clock"),
+            (403, "SignatureDoesNotMatch", "The request signature", "its secret"),
+            (403, "AccessDenied", "Access Denied.", "s3:ListBucket"),
+            (403, "", "", "s3:ListBucket"),
+            (404, "NoSuchBucket", "", "create the bucket"),
+            (301, "", "", "the region of the bucket"),
+        ] {
+            assert!(refused(status, code, message, Kind::List).contains(said), "{status} {code} {message}");
+        }
+        assert_eq!(refused(404, "NoSuchKey", "", Kind::Get), "");
+        assert!(refused(403, "AccessDenied", "", Kind::DeleteBatch).contains("s3:DeleteObject"));
+        assert!(lacks_more_than_object("XAdminUserNotFound") && !lacks_more_than_object("NoSuchKey"));
+    }
 
     #[test]
     fn pauses_grow_and_differ() {

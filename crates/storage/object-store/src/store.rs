@@ -5,7 +5,9 @@ use crate::counts::{Counts, Kind};
 use crate::credentials::{CredentialSource, Credentials, Provider};
 use crate::endpoint::Endpoint;
 use crate::http::Method;
-use crate::retry::{Budget, Failure, Latencies, MAX_DAMAGED_RETRIES, Retry, error_code, pause};
+use crate::retry::{
+    Budget, Failure, Latencies, MAX_DAMAGED_RETRIES, Retry, error_code, lacks_more_than_object, pause,
+};
 use crate::transport::{Transport, is_lost};
 use block::{Error, Payload, Result};
 use runtime::Instant;
@@ -20,6 +22,9 @@ use tls::ClientConfig;
 
 /// Validity of a signature, in seconds: more than a request takes, and the clocks of two machines differ.
 const SIGNATURE_SECONDS: u64 = 900;
+/// Time limit of an operation until the store has answered for the first time: what it waits for is more
+/// often a wrong endpoint than an outage.
+pub const FIRST_CONTACT: Duration = Duration::from_secs(30);
 /// Longest key, in bytes.
 pub const MAX_KEY: usize = 1024;
 
@@ -44,7 +49,7 @@ pub struct Limits {
     /// Time limit of one request, with the wait for a connection and for its response. Default: 60 s.
     pub request: Duration,
     /// Time limit of an operation with all retries of its request; a multipart upload has several requests.
-    /// Default: 120 s.
+    /// Default: 120 s. Until the store has answered for the first time, at most [`FIRST_CONTACT`].
     pub operation: Duration,
     /// Size in bytes above which an object is written by a multipart upload. Default: 64 MiB.
     pub parts_above: usize,
@@ -108,6 +113,8 @@ pub(crate) struct Client {
     budget: Budget,
     latencies: Latencies,
     counts: RefCell<Counts>,
+    /// Whether the store has answered a request.
+    pub has_answered: Cell<bool>,
 }
 
 /// Check of a response.
@@ -198,6 +205,7 @@ impl Store {
             budget: Budget::new(),
             latencies: Latencies::default(),
             counts: RefCell::default(),
+            has_answered: Cell::new(false),
         })))
     }
 
@@ -233,7 +241,11 @@ impl Client {
     /// # Errors
     /// The last failure, with the number of attempts. The store may have carried out the request.
     pub async fn call(&self, call: &Call<'_>) -> Result<Response> {
-        let end = runtime::now() + self.limits.operation;
+        let limit = match self.has_answered.get() {
+            true => self.limits.operation,
+            false => self.limits.operation.min(FIRST_CONTACT),
+        };
+        let end = runtime::now() + limit;
         let (mut attempts, mut damaged, mut earlier) = (0, 0, None);
         loop {
             attempts += 1;
@@ -256,7 +268,7 @@ impl Client {
                 _ => failure,
             };
             damaged += u32::from(failure.retry == Retry::Damaged);
-            match self.next_attempt(&failure, attempts, damaged, end) {
+            match self.next_attempt(&failure, attempts, damaged, (limit, end)) {
                 Ok(pause) => {
                     runtime::sleep(pause).await;
                     earlier = Some(failure);
@@ -280,14 +292,18 @@ impl Client {
         failure: &Failure,
         attempts: u32,
         damaged: u32,
-        end: Instant,
+        (limit, end): (Duration, Instant),
     ) -> Result<Duration, String> {
         if failure.retry == Retry::Never {
             return Err("the last one can't be retried".to_owned());
         }
         let pause = pause(attempts, failure.retry);
         if runtime::now() + pause >= end {
-            return Err(format!("within {:?}", self.limits.operation));
+            let contact = match self.has_answered.get() {
+                true => "",
+                false => ", and it has never answered; check the endpoint, and start the store",
+            };
+            return Err(format!("within {limit:?}{contact}"));
         }
         if failure.retry == Retry::Damaged {
             if damaged > MAX_DAMAGED_RETRIES {
@@ -349,10 +365,11 @@ impl Client {
         let sent = self.transport.send(&request, self.limits.first_byte, first_byte).await;
         let response = sent.map_err(Failure::of_transfer)?;
         self.count(|counts| counts.received_bytes += response.body.filled().len() as u64);
+        self.has_answered.set(true);
         // No object is missing there, but the place of all of them.
-        let has_bucket = response.head.status != 404 || error_code(&response.text()) != "NoSuchBucket";
-        if !call.expected.contains(&response.head.status) || !has_bucket {
-            let mut failure = Failure::of_response(&response, call.method, call.expected);
+        let lacks_more = response.head.status == 404 && lacks_more_than_object(&error_code(&response.text()));
+        if !call.expected.contains(&response.head.status) || lacks_more {
+            let mut failure = Failure::of_response(&response, call.method, call.kind, call.expected);
             if failure.retry == Retry::WithNewCredentials && !self.credentials.refuse(&credentials) {
                 failure.retry = Retry::Never;
             }

@@ -108,6 +108,8 @@ pub struct Bucket {
     pub latency: Cell<Duration>,
     /// Whether conditions are checked before the body is received, as a store without a lock does.
     pub checks_early: Cell<bool>,
+    /// Whether pages of listings have 1000 objects, as those of S3, in place of 10.
+    pub pages_are_long: Cell<bool>,
     /// Whether a connection is closed after each answer, without notice.
     pub closes: Cell<bool>,
     /// Bytes that follow the next answer 10 ms later, without a request.
@@ -388,14 +390,15 @@ impl Bucket {
     }
 
     fn list(&self, asked: &Asked) -> Answer {
-        const PAGE: usize = 10;
+        // Few, so that short listings have several pages as well.
+        let most = if self.pages_are_long.get() { 1000 } else { 10 };
         let now = self.objects.borrow().iter().map(|(key, it)| (key.clone(), it.bytes.len())).collect();
         let listed: Vec<_> =
             if chance(self.faults.get().stale) { self.earlier.borrow().clone() } else { now };
         let (prefix, from) = (asked.query("prefix").unwrap_or(""), asked.query("continuation-token"));
         let mut keys =
             listed.iter().filter(|(key, _)| key.starts_with(prefix) && from.is_none_or(|from| **key > *from));
-        let page: Vec<_> = keys.by_ref().take(PAGE).collect();
+        let page: Vec<_> = keys.by_ref().take(most).collect();
         let mut text = format!("<ListBucketResult><IsTruncated>{}</IsTruncated>", keys.next().is_some());
         for (key, length) in &page {
             write!(text, "<Contents><Key>{key}</Key><Size>{length}</Size></Contents>").unwrap();

@@ -10,6 +10,7 @@
 //! Left to others: manifests (`manifest_log`), deletions (`garbage`).
 
 mod gc;
+mod merge;
 mod read;
 mod upload;
 
@@ -17,7 +18,7 @@ pub(crate) use gc::old_manifests;
 pub(crate) use read::MAX_READ;
 
 use crate::garbage::Garbage;
-use crate::gather::{Gather, Sealed};
+use crate::gather::{Gather, Gathering, Sealed};
 use crate::manifest_log::ManifestLog;
 use crate::manifests::Manifests;
 use crate::names::Name;
@@ -37,6 +38,8 @@ use zones::limits::Limits;
 
 /// Unit of appends and reads, in bytes.
 pub(crate) const GRANULARITY: u32 = 512;
+/// Bytes of responses of the store at the same time.
+const READ_MEMORY: usize = 16 << 20;
 /// Pieces that are uploaded at the same time.
 const MAX_UPLOADS: usize = 16;
 
@@ -57,18 +60,21 @@ pub struct Settings {
     pub grace: Duration,
     /// Time limit of a close.
     pub close_limit: Duration,
+    /// Whether small pieces are merged.
+    pub merge: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Settings {
             piece_size: 8 << 20,
-            memory: 64 << 20,
+            memory: 32 << 20,
             max_append: 1 << 20,
             max_open: 0,
             max_active: 0,
             grace: Duration::from_secs(60),
             close_limit: Duration::from_secs(60),
+            merge: true,
         }
     }
 }
@@ -139,11 +145,13 @@ struct Zone {
     end: u64,
     /// Number of resets of this writer: a flush that waits for pieces of an earlier life ends.
     resets: u64,
-    gather: Option<Gather>,
+    gather: Option<Box<Gather>>,
     /// In the order of their offsets, after those in the table.
     pending: VecDeque<Pending>,
     /// Batch of the last change.
     batch: u64,
+    /// Notified when a piece was stored, for flushes that wait for that: the number of others costs nothing.
+    stored: Option<Rc<Notify>>,
 }
 
 /// An append that has begun.
@@ -154,8 +162,14 @@ struct Appending<'c> {
 
 impl Drop for Appending<'_> {
     fn drop(&mut self) {
-        self.core.zones.borrow_mut()[self.index.0 as usize].appending -= 1;
-        self.core.changed.notify_all();
+        let is_awaited = {
+            let zone = &mut self.core.zones.borrow_mut()[self.index.0 as usize];
+            zone.appending -= 1;
+            zone.is_owned
+        };
+        if is_awaited {
+            self.core.changed.notify_all();
+        }
     }
 }
 
@@ -169,9 +183,13 @@ pub(crate) struct Core {
     zones: RefCell<Vec<Zone>>,
     limits: Limits,
     memory: Rc<Semaphore>,
+    gathering: RefCell<Gathering>,
+    /// Memory of responses.
+    reads: Rc<Semaphore>,
     uploads: upload::Uploads,
-    /// Notified when a piece was stored, an append has ended, a zone has no owner any more, and when the log
-    /// has failed.
+    pub merging: merge::Merging,
+    /// Notified when an append to an owned zone has ended, a zone has no owner any more, and when the log has
+    /// failed.
     changed: Notify,
     is_closed: Cell<bool>,
     /// Whether another machine writes the zones.
@@ -188,6 +206,11 @@ fn refusal(zone: ZoneIndex, state: ZoneState) -> Error {
 }
 
 impl Zone {
+    /// Wakes flushes that wait for its pieces.
+    fn notify_flushes(&self) {
+        self.stored.iter().for_each(|stored| stored.notify_all());
+    }
+
     fn new(entry: &crate::table::Entry) -> Zone {
         let state = match entry.state {
             State::Empty => ZoneState::Empty,
@@ -206,6 +229,7 @@ impl Zone {
             gather: None,
             pending: VecDeque::new(),
             batch: 0,
+            stored: None,
         }
     }
 }
@@ -224,7 +248,7 @@ impl Core {
         let garbage = Garbage::new(manifests.store.clone(), manifests.names.clone(), settings.grace);
         garbage.add(found);
         let log = ManifestLog::new(manifests.clone(), identity, table, position, garbage.clone());
-        Ok(Rc::new(Core {
+        let core = Rc::new(Core {
             log,
             garbage,
             manifests,
@@ -233,6 +257,8 @@ impl Core {
             zones: RefCell::new(zones),
             limits,
             memory: Semaphore::new(settings.memory as usize),
+            gathering: RefCell::new(Gathering::new()),
+            reads: Semaphore::new(READ_MEMORY),
             uploads: upload::Uploads {
                 slots: Semaphore::new(MAX_UPLOADS),
                 tasks: TaskGroup::default(),
@@ -241,16 +267,24 @@ impl Core {
                 in_flight: Cell::new(0),
                 failures: FailureRun::default(),
             },
+            merging: merge::Merging::new(&settings),
             changed: Notify::new(),
             is_closed: Cell::new(false),
             is_reader: Cell::new(false),
-        }))
+        });
+        core.note_all();
+        Ok(core)
     }
 
     /// Makes the zones those of another writer: changes fail with this error.
     pub fn refuse_changes(&self, error: Error) {
         self.is_reader.set(true);
         self.log.stop(error);
+    }
+
+    /// Generation of a zone that exists, as the manifests have it.
+    pub fn generation(&self, zone: ZoneIndex) -> u64 {
+        self.log.with_table(|table| table.zones[zone.0 as usize].generation)
     }
 
     /// Geometry of the zones.
@@ -340,8 +374,10 @@ impl Core {
             let mut bytes = &slice[known as usize..];
             while !bytes.is_empty() {
                 let pointer = zone.write_pointer;
-                let gather = zone.gather.get_or_insert_with(|| Gather::new(pointer));
+                let gather = zone.gather.get_or_insert_with(|| Box::new(Gather::new(pointer)));
+                let before = gather.length();
                 let taken = gather.push(bytes, self.settings.piece_size);
+                self.gathering.borrow_mut().changed(index.0, before, gather.length());
                 (bytes, zone.write_pointer) = (&bytes[taken..], pointer + taken as u64);
                 zone.end = zone.write_pointer;
                 if !is_kept {
@@ -463,26 +499,26 @@ impl Core {
         };
         let Some(last) = last else { return Ok(()) };
         loop {
-            let is_stored = {
-                let zones = self.zones.borrow();
-                let zone = &zones[index.0 as usize];
+            let stored = {
+                let zone = &mut self.zones.borrow_mut()[index.0 as usize];
                 let waits = |piece: &Pending| piece.offset <= last && piece.sealed.is_some();
-                zone.resets != resets || !zone.pending.iter().any(waits)
+                if zone.resets != resets || !zone.pending.iter().any(waits) {
+                    return Ok(());
+                }
+                zone.stored.get_or_insert_default().clone()
             };
-            if is_stored {
-                return Ok(());
-            }
             self.log.check()?;
-            self.changed.notified().await;
+            stored.notified().await;
         }
     }
 
     /// Puts the stored pieces of a zone below `end` into the next batch, in order, and forgets those that are
     /// durable.
     fn queue(&self, zone: &mut Zone, index: ZoneIndex, end: u64) {
-        let durable = self.log.with_table(|table| table.zones[index.0 as usize].end());
-        if self.log.is_durable(zone.batch) {
-            zone.pending.retain(|piece| piece.offset >= durable);
+        let named = self.log.with_table(|table| table.zones[index.0 as usize].end());
+        // A reset empties the list, and appends begin after its manifest: what the table has is of this life.
+        while zone.pending.front().is_some_and(|piece| piece.is_queued && piece.offset < named) {
+            zone.pending.pop_front();
         }
         let mut changes = Vec::new();
         for piece in zone.pending.iter_mut().skip_while(|piece| piece.is_queued) {
@@ -499,6 +535,7 @@ impl Core {
         }
         if !changes.is_empty() {
             zone.batch = self.log.push(changes);
+            self.note(index);
         }
     }
 
@@ -547,6 +584,7 @@ impl Core {
                 zone.pending.clear();
             }
         });
+        self.note(index);
         finished
     }
 
@@ -572,13 +610,16 @@ impl Core {
         let (generation, batch) = {
             let zone = &mut self.zones.borrow_mut()[index.0 as usize];
             zone.resets += 1;
-            zone.gather = None;
+            if let Some(gather) = zone.gather.take() {
+                self.gathering.borrow_mut().changed(index.0, gather.length(), 0);
+            }
             // Pieces that are stored and in no batch are in no manifest ever; uploads that are in progress
             // find that their zone was reset.
             let stored = zone.pending.iter().filter(|piece| piece.sealed.is_none() && !piece.is_queued);
             let names = stored.map(|piece| Name::Piece(self.name(zone, index, piece.offset, piece.serial)));
             self.garbage.add(names);
             zone.pending.clear();
+            zone.notify_flushes();
             let generation = zone.generation + 1;
             zone.batch = self.log.push([Change::Reset { zone: index.0, generation }]);
             (generation, zone.batch)
@@ -590,6 +631,7 @@ impl Core {
                 (zone.write_pointer, zone.end) = (0, 0);
             }
         });
+        self.merging.forget(index);
         raised.map(|()| generation)
     }
 
@@ -618,6 +660,7 @@ impl Core {
         self.log.stop(Error::closed("the zones are closed: open them again"));
         self.garbage.stop();
         self.changed.notify_all();
+        self.zones.borrow().iter().for_each(Zone::notify_flushes);
         closed.unwrap_or_else(|_| {
             Err(Error::timed_out(format!(
                 "the object store didn't take the last changes within {:?}: {unsaved} bytes weren't uploaded and are lost, and so are changes that weren't flushed",
@@ -644,7 +687,8 @@ impl Core {
 
     /// Bytes that aren't uploaded.
     pub fn unsaved(&self) -> u64 {
-        self.settings.memory - self.memory.available() as u64
+        let taken = self.settings.memory - self.memory.available() as u64;
+        taken - self.merging.held.get()
     }
 
     /// Counters of the client.

@@ -76,6 +76,12 @@ fn checksum(bytes: &[u8]) -> u32 {
     crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
+/// The bytes of a manifest with the checksum that they should have in place of the last ones.
+pub(crate) fn with_checksum(bytes: &[u8]) -> Vec<u8> {
+    let covered = &bytes[..bytes.len().saturating_sub(CHECKSUM)];
+    [covered, &checksum(covered).to_le_bytes()].concat()
+}
+
 impl Manifest {
     /// Encodes the manifest.
     pub fn encode(&self) -> Vec<u8> {

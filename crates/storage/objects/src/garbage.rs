@@ -2,7 +2,8 @@
 //!
 //! # Promises
 //! - An object is deleted at the earliest a grace after it was added, by this machine's monotonic clock: so
-//!   long a reader of an earlier manifest has for it. Up to 1000 objects go with one request.
+//!   long a reader of an earlier manifest has for it. Up to 1000 objects, added within a second, go with one
+//!   request.
 //! - A batch with an object that the store refuses to delete waits after each attempt for longer, and the
 //!   others go on.
 //! - At most [`MAX_WAITING`] objects wait, and a task runs only while there is garbage. What doesn't wait,
@@ -22,16 +23,33 @@ const PAUSE: Duration = Duration::from_secs(30);
 const MAX_DOUBLINGS: u32 = 8;
 /// Longest pause between batches after failures of the store.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
-/// Most objects that wait for their deletion.
-const MAX_WAITING: usize = 1 << 20;
+/// Most objects that wait for their deletion: 5 MiB of memory.
+const MAX_WAITING: usize = 1 << 17;
+/// Time in which objects are added to the same batch.
+const BATCH_TIME: Duration = Duration::from_secs(1);
+
+/// Objects that are deleted by one request.
+struct Batch {
+    names: Vec<Name>,
+    begun: Instant,
+    attempts: u32,
+}
+
+/// Time from which a batch may be deleted, and a number that distinguishes those of one time.
+type Due = (Instant, u64);
 
 /// Garbage of a writer.
 pub(crate) struct Garbage {
     store: Store,
     names: Names,
     grace: Duration,
-    /// In the order in which they may be deleted, with the number of attempts.
-    queue: RefCell<BTreeMap<(Instant, Name), u32>>,
+    /// In the order in which they may be deleted.
+    queue: RefCell<BTreeMap<Due, Batch>>,
+    /// Number of objects in it.
+    waiting: Cell<usize>,
+    /// Batch that takes more objects.
+    open: Cell<Option<Due>>,
+    next: Cell<u64>,
     is_running: Cell<bool>,
     is_stopped: Cell<bool>,
     deleted: Cell<u64>,
@@ -46,6 +64,9 @@ impl Garbage {
             names,
             grace,
             queue: RefCell::default(),
+            waiting: Cell::new(0),
+            open: Cell::new(None),
+            next: Cell::new(0),
             is_running: Cell::new(false),
             is_stopped: Cell::new(false),
             deleted: Cell::new(0),
@@ -55,7 +76,7 @@ impl Garbage {
 
     /// Number of objects that wait for their deletion.
     pub fn waiting(&self) -> usize {
-        self.queue.borrow().len()
+        self.waiting.get()
     }
 
     /// Number of objects that were deleted.
@@ -65,7 +86,7 @@ impl Garbage {
 
     /// Objects that wait for their deletion.
     pub fn names(&self) -> BTreeSet<Name> {
-        self.queue.borrow().keys().map(|(_, name)| *name).collect()
+        self.queue.borrow().values().flat_map(|batch| &batch.names).copied().collect()
     }
 
     /// Deletes nothing any more.
@@ -73,11 +94,37 @@ impl Garbage {
         self.is_stopped.set(true);
     }
 
+    /// Inserts a batch, and returns its key.
+    fn insert(&self, queue: &mut BTreeMap<Due, Batch>, due: Instant, batch: Batch) -> Due {
+        let key = (due, self.next.replace(self.next.get() + 1));
+        queue.insert(key, batch);
+        key
+    }
+
     /// Adds objects that no manifest names any more, as many as may wait.
     pub fn add(self: &Rc<Self>, names: impl IntoIterator<Item = Name>) {
-        let due = runtime::now() + self.grace;
+        let now = runtime::now();
         let headroom = MAX_WAITING.saturating_sub(self.waiting());
-        self.queue.borrow_mut().extend(names.into_iter().take(headroom).map(|name| ((due, name), 0)));
+        let mut names = names.into_iter().take(headroom).peekable();
+        let mut queue = self.queue.borrow_mut();
+        while names.peek().is_some() {
+            let open = self.open.take().and_then(|due| queue.remove(&due));
+            let mut batch = match open {
+                Some(batch) if batch.names.len() < MAX_BATCH && now - batch.begun < BATCH_TIME => batch,
+                full => {
+                    if let Some(full) = full {
+                        self.insert(&mut queue, now + self.grace, full);
+                    }
+                    Batch { names: Vec::new(), begun: now, attempts: 0 }
+                }
+            };
+            let before = batch.names.len();
+            batch.names.extend(names.by_ref().take(MAX_BATCH - before));
+            self.waiting.set(self.waiting.get() + batch.names.len() - before);
+            // A grace after the last one.
+            self.open.set(Some(self.insert(&mut queue, now + self.grace, batch)));
+        }
+        drop(queue);
         if self.waiting() > 0 && !self.is_stopped.get() && !self.is_running.replace(true) {
             runtime::spawn(self.clone().run()).detach();
         }
@@ -85,43 +132,47 @@ impl Garbage {
 
     async fn run(self: Rc<Self>) {
         loop {
-            let due = self.queue.borrow().first_key_value().map(|((due, _), _)| *due);
+            let due = self.queue.borrow().first_key_value().map(|(due, _)| *due);
             let Some(due) = due.filter(|_| !self.is_stopped.get()) else { break };
-            runtime::sleep_until(due).await;
+            runtime::sleep_until(due.0).await;
             if self.is_stopped.get() {
                 break;
             }
-            let now = runtime::now();
-            let ready: Vec<((Instant, Name), u32)> = {
-                let queue = self.queue.borrow();
-                let ready = queue.iter().take(MAX_BATCH).take_while(|((due, _), _)| *due <= now);
-                ready.map(|(key, attempts)| (*key, *attempts)).collect()
-            };
-            let keys: Vec<String> = ready.iter().map(|((_, name), _)| self.names.key(*name)).collect();
-            let outcome = self.store.delete_batch(&keys).await;
-            let again = runtime::now();
-            {
-                let mut queue = self.queue.borrow_mut();
-                for (key, attempts) in &ready {
-                    queue.remove(key);
-                    if outcome.is_err() {
-                        let pause = PAUSE * 2_u32.pow((*attempts).min(MAX_DOUBLINGS));
-                        queue.insert((again + pause, key.1), attempts + 1);
-                    }
-                }
-            }
-            match outcome {
-                Ok(()) => {
-                    self.failures.ended("deleting objects that are no longer needed");
-                    self.deleted.set(self.deleted.get() + ready.len() as u64);
-                }
-                Err(error) => {
-                    self.failures.failed(format!("deleting objects that are no longer needed: {error}"));
-                    let failures = self.failures.count();
-                    runtime::sleep(Duration::from_secs(failures).min(MAX_PAUSE)).await;
-                }
-            }
+            self.delete(due).await;
         }
         self.is_running.set(false);
+    }
+
+    /// Deletes a batch, if it is still due.
+    async fn delete(&self, due: Due) {
+        // Objects may have been added meanwhile, and it is due later.
+        let keys: Option<Vec<String>> = {
+            let queue = self.queue.borrow();
+            queue.get(&due).map(|batch| batch.names.iter().map(|name| self.names.key(*name)).collect())
+        };
+        let Some(keys) = keys else { return };
+        if self.open.get() == Some(due) {
+            self.open.set(None);
+        }
+        // It stays in the queue until then: a search for garbage passes it over.
+        let outcome = self.store.delete_batch(&keys).await;
+        let batch = self.queue.borrow_mut().remove(&due);
+        match (outcome, batch) {
+            (Ok(()), _) => {
+                self.failures.ended("deleting objects that are no longer needed");
+                self.waiting.set(self.waiting.get() - keys.len());
+                self.deleted.set(self.deleted.get() + keys.len() as u64);
+            }
+            (Err(error), batch) => {
+                if let Some(mut batch) = batch {
+                    let pause = PAUSE * 2_u32.pow(batch.attempts.min(MAX_DOUBLINGS));
+                    batch.attempts += 1;
+                    self.insert(&mut self.queue.borrow_mut(), runtime::now() + pause, batch);
+                }
+                self.failures.failed(format!("deleting objects that are no longer needed: {error}"));
+                let failures = self.failures.count();
+                runtime::sleep(Duration::from_secs(failures).min(MAX_PAUSE)).await;
+            }
+        }
     }
 }

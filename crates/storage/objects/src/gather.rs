@@ -3,6 +3,7 @@
 use crate::format::CHUNK;
 use block::Data;
 use runtime::sync::Permit;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// Bytes that are appended one after the other and become a piece.
@@ -101,9 +102,60 @@ fn slices(chunks: &[Data], from: u64, length: u64) -> Vec<Data> {
     slices
 }
 
+/// Zones that gather bytes, by the power of two of their number: a zone moves only when that changes, so
+/// appends cost nothing here, and a long one is found without a look at all zones.
+#[derive(Debug)]
+pub(crate) struct Gathering(Vec<BTreeSet<u32>>);
+
+/// Zones of the longest class that are compared.
+const COMPARED: usize = 64;
+
+impl Gathering {
+    /// Returns none.
+    pub fn new() -> Gathering {
+        Gathering(vec![BTreeSet::new(); u64::BITS as usize + 1])
+    }
+
+    fn class(length: u64) -> usize {
+        (u64::BITS - length.leading_zeros()) as usize
+    }
+
+    /// Notes that a zone gathers another number of bytes.
+    pub fn changed(&mut self, zone: u32, before: u64, now: u64) {
+        let (before, now) = (Self::class(before), Self::class(now));
+        if before != now {
+            self.0[before].remove(&zone);
+            if now > 0 {
+                self.0[now].insert(zone);
+            }
+        }
+    }
+
+    /// Zones one of which gathers most bytes, or half as many as the longest one.
+    pub fn longest(&self) -> impl Iterator<Item = u32> + '_ {
+        self.0.iter().rev().find(|class| !class.is_empty()).into_iter().flatten().take(COMPARED).copied()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn zones_with_most_bytes_are_found() {
+        let mut gathering = Gathering::new();
+        let longest = |gathering: &Gathering| gathering.longest().collect::<Vec<u32>>();
+        assert!(longest(&gathering).is_empty());
+        for (zone, before, now) in [(7, 0, 512), (8, 0, 700), (9, 0, 1500), (9, 1500, 1700), (7, 512, 1024)] {
+            gathering.changed(zone, before, now);
+        }
+        assert_eq!(longest(&gathering), [7, 9]);
+        gathering.changed(9, 1700, 0);
+        gathering.changed(7, 1024, 0);
+        assert_eq!(longest(&gathering), [8]);
+        gathering.changed(8, 700, 0);
+        assert!(longest(&gathering).is_empty());
+    }
 
     #[test]
     fn all_bytes_are_read_where_they_were_appended() {

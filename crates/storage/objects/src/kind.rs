@@ -63,7 +63,7 @@ pub const KIND: Kind = Kind {
         Key::optional("piece_size", ValueKind::Size, "bytes that are uploaded as one object without a flush")
             .or("8MiB"),
         Key::optional("memory", ValueKind::Size, "limit of bytes that aren't uploaded; then appends wait")
-            .or("64MiB"),
+            .or("32MiB"),
         Key::optional("max_append", ValueKind::Size, "largest append").or("1MiB"),
         Key::optional("max_open", COUNT, "limit of open zones; 0 is no limit").or("0"),
         Key::optional("max_active", COUNT, "limit of active zones (begun and not finished); 0 is no limit")
@@ -83,6 +83,7 @@ pub const KIND: Kind = Kind {
         ),
         Key::optional("close_limit", ValueKind::Duration, "time limit of a close whose store doesn't answer")
             .or("60s"),
+        Key::optional("merge", ValueKind::Bool, "merge small pieces in the background").or("true"),
     ],
     messages: crate::message::Message::FORMS,
     metrics: &[METRICS],
@@ -120,6 +121,12 @@ const METRICS: &[Metric] = &[
     Metric::gauge("unsaved_bytes", "object_unsaved_bytes", "Appended bytes that aren't uploaded"),
     Metric::gauge("garbage_objects", "object_garbage", "Objects that wait for their deletion"),
     Metric::counter("deleted_objects", "object_deletions", "Objects that were deleted"),
+    Metric::counter("merged_objects", "object_merges", "Objects that were replaced by larger ones"),
+    Metric::counter(
+        "merged_bytes",
+        "object_merged_bytes",
+        "Bytes of zones that were written again as larger objects",
+    ),
     requests("requests.put", "put"),
     requests("requests.get", "get"),
     requests("requests.head", "head"),
@@ -148,6 +155,7 @@ fn settings(arguments: &Arguments) -> Result<Settings> {
         max_active: count("max_active")?,
         grace: arguments.duration("grace")?,
         close_limit: arguments.duration("close_limit")?,
+        merge: arguments.boolean("merge")?,
     })
 }
 

@@ -12,12 +12,15 @@
 //!
 //! # Structure
 //! `names`: keys. `table`: the zone table and its changes. `format`: manifests and pieces as bytes. `gather`:
-//! bytes that aren't uploaded. `manifests`, `manifest_log`, `opening`: manifests in the bucket, their log,
-//! epochs. `garbage`: deletions. `core`: the zones of a writer. `looking`: the state without a claim.
-//! `reader`: zones that another machine writes. `offline`: what operators ask about a bucket. `part`,
-//! `message`, `kind`: the part in a stack.
+//! bytes that aren't uploaded. `merging`: which small pieces become one, and when. `manifests`,
+//! `manifest_log`, `bases`, `opening`: manifests in the bucket, their log, epochs. `garbage`: deletions.
+//! `core`: the zones of a writer. `looking`: the state without a claim. `reader`: zones that another machine
+//! writes. `offline`: what operators ask about a bucket. `part`, `message`, `kind`: the part in a stack.
+//! `any_bytes`: the check for fuzzing.
 #![doc = include_str!("../DESIGN.md")]
 
+mod any_bytes;
+mod bases;
 mod core;
 mod format;
 mod garbage;
@@ -26,6 +29,7 @@ mod kind;
 mod looking;
 mod manifest_log;
 mod manifests;
+mod merging;
 mod message;
 mod names;
 mod offline;
@@ -35,6 +39,7 @@ mod reader;
 mod table;
 
 pub use self::core::Settings;
+pub use any_bytes::check_any_bytes;
 pub use kind::{KIND, options};
 pub use offline::{CheckReport, Collected, Count, Damage, Epoch, Seal, Volume};
 pub use part::{NewVolume, ObjectsPart, Options};

@@ -5,12 +5,15 @@
 
 use crate::format::{Kind, Manifest};
 use crate::manifests::Manifests;
+use crate::names::Name;
 use crate::opening::{State, apply, check_empty, has_claim, last_epoch, load, missing_claim};
 use crate::table::Table;
 use block::{Error, Result};
 
 /// Attempts, each of which may be overtaken by a writer that deletes old manifests.
 const ATTEMPTS: u32 = 4;
+/// Manifests that are read one after the other; what is further behind is looked at again.
+const MAX_STEPS: u32 = 64;
 
 /// A volume as its manifests describe it.
 #[derive(Debug, Clone)]
@@ -54,7 +57,7 @@ pub(crate) async fn look(manifests: &Manifests) -> Result<Option<Looked>> {
             other => other,
         };
         match looked {
-            Err(Error::Corrupt(_)) if attempt < ATTEMPTS => attempt += 1,
+            Err(Error::Corrupt(_) | Error::Busy(_)) if attempt < ATTEMPTS => attempt += 1,
             looked => return looked,
         }
     }
@@ -70,20 +73,40 @@ async fn check_last(manifests: &Manifests, looked: Looked) -> Result<Looked> {
     }
 }
 
+/// Refuses a state before epochs without a base if one of them has one now: its writer deletes the manifests
+/// of the state, and those that were read aren't the last ones then.
+async fn check_without_base(manifests: &Manifests, epochs: &[u32]) -> Result<()> {
+    for epoch in epochs {
+        if manifests.store.head(&manifests.key(*epoch, 1)).await?.is_some() {
+            return Err(Error::busy(format!(
+                "epoch {epoch}: its writer has begun while the volume was looked at; try again"
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// Looks at the state that ends with this epoch.
 async fn look_at(manifests: &Manifests, claimed: u32) -> Result<Option<Looked>> {
-    let mut epoch = claimed;
+    let (mut epoch, mut without_base) = (claimed, Vec::new());
     loop {
         let numbers = manifests.numbers(epoch).await?;
         let newest = manifests.newest(epoch, &numbers).await?;
         match load(manifests, &newest).await? {
             State::Loaded(loaded) => {
+                check_without_base(manifests, &without_base).await?;
                 let (manifest, table) = (Manifest { body: Vec::new(), ..loaded.manifest }, loaded.table);
                 return Ok(Some(Looked { claimed, manifest, table, seals: newest.seals }));
             }
-            State::Before(claim) if claim.link == 0 => return Ok(None),
+            State::Before(claim) if claim.link == 0 => {
+                without_base.push(epoch);
+                return check_without_base(manifests, &without_base).await.map(|()| None);
+            }
             State::Before(claim) => match u32::try_from(claim.link) {
-                Ok(before) if before < epoch => epoch = before,
+                Ok(before) if before < epoch => {
+                    without_base.push(epoch);
+                    epoch = before;
+                }
                 _ => {
                     return Err(Error::corrupt(format!(
                         "the claim of epoch {epoch} names epoch {}",
@@ -91,9 +114,18 @@ async fn look_at(manifests: &Manifests, claimed: u32) -> Result<Option<Looked>> 
                     )));
                 }
             },
-            State::Damaged => return Err(manifests.lost(epoch, newest.number)),
+            State::Damaged => {
+                return Err(manifests.lost(Name::Manifest { epoch, number: newest.number }));
+            }
         }
     }
+}
+
+/// Whether a manifest is the delta after this one. Its base is the same one, or a newer one that was written
+/// beside the deltas.
+fn continues(next: &Manifest, last: &Manifest) -> bool {
+    let links = last.link..=last.number;
+    next.kind == Kind::Delta && next.volume == last.volume && links.contains(&next.link)
 }
 
 /// Follows a volume to its newest manifest. Returns the later state; `None` if there is none.
@@ -102,36 +134,40 @@ async fn look_at(manifests: &Manifests, claimed: u32) -> Result<Option<Looked>> 
 /// Errors of [`look`]; [`Error::NotFound`] if the volume was deleted.
 pub(crate) async fn follow(manifests: &Manifests, from: &Looked) -> Result<Option<Looked>> {
     let (epoch, mut later) = (from.manifest.epoch, None::<Looked>);
-    loop {
+    for _ in 0..MAX_STEPS {
         let last = &later.as_ref().unwrap_or(from).manifest;
         let next = last.number.checked_add(1).ok_or_else(|| Error::overflow("2^64 manifests"))?;
         match manifests.get(epoch, next).await {
-            Ok(Some(mut manifest)) if manifest.kind != Kind::Seal && manifest.volume == last.volume => {
+            Ok(Some(mut manifest)) if continues(&manifest, last) => {
                 let looked = later.get_or_insert_with(|| from.clone());
                 apply(&mut looked.table, &manifest)
                     .map_err(|error| error.in_context(format!("object {}", manifests.key(epoch, next))))?;
                 manifest.body = Vec::new();
                 (looked.manifest, looked.seals) = (manifest, Vec::new());
             }
-            Ok(Some(seal)) if seal.kind == Kind::Seal => {
-                if has_claim(manifests, epoch.saturating_add(1)).await? {
-                    return look_again(manifests, from).await;
-                }
-                let is_known = from.manifest.number.checked_add(1) == Some(next) && from.is_sealed();
-                if is_known {
-                    return Ok(None);
-                }
-                let mut looked = later.unwrap_or_else(|| from.clone());
-                looked.seals = vec![next];
-                return Ok(Some(looked));
+            // The seal that is known, and no next writer.
+            Ok(Some(seal))
+                if seal.kind == Kind::Seal
+                    && later.is_none()
+                    && from.is_sealed()
+                    && !has_claim(manifests, epoch.saturating_add(1)).await? =>
+            {
+                return Ok(None);
             }
             Ok(None) if manifests.store.head(&manifests.key(epoch, last.number)).await?.is_some() => {
                 return Ok(later);
             }
-            // The writer has deleted what would follow, or there is another volume.
+            // The writer has deleted what would follow, it has ended, or there is another volume. A seal may
+            // have taken the number of a deleted manifest, so that a listing decides.
             Ok(_) | Err(Error::Corrupt(_)) => return look_again(manifests, from).await,
             Err(error) => return Err(error),
         }
+    }
+    // The writer is faster than one request after the other: what is read at the same time catches up, and
+    // what is known already is better than nothing.
+    match look_again(manifests, from).await {
+        Err(Error::Corrupt(_) | Error::Busy(_)) => Ok(later),
+        looked => looked,
     }
 }
 

@@ -7,11 +7,13 @@
 //! - Changes that come while a manifest is being written are in the next one together. While nothing changes
 //!   no request is sent.
 //! - A manifest that can't be written is written again, with the same bytes, until the store answers.
-//! - After at most [`MAX_CHAIN`] deltas follows a base, so opening reads a bounded number of manifests.
+//! - At most [`MAX_CHAIN`](bases::MAX_CHAIN) deltas follow a base, so opening reads a bounded number of
+//!   manifests. A base is written beside them (`bases`).
 
+use crate::bases::{self, Bases};
 use crate::format::Kind;
 use crate::garbage::Garbage;
-use crate::manifests::{Created, Identity, MAX_MANIFEST, Manifests, age_of};
+use crate::manifests::{Created, Identity, Manifests, age_of};
 use crate::names::Name;
 use crate::table::{Change, Table, encode_changes};
 use block::{Data, Error, Result};
@@ -21,11 +23,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Most deltas after a base.
-pub(crate) const MAX_CHAIN: u64 = 256;
-/// Bytes of deltas after which a base follows, unless the base is larger.
-const MAX_DELTAS: usize = 1 << 20;
-/// Longest pause before a manifest is written again.
+/// Shortest and longest pause before a manifest is written again.
+const MIN_PAUSE: Duration = Duration::from_millis(250);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// Position in the manifests of an epoch.
@@ -46,6 +45,7 @@ pub(crate) struct ManifestLog {
     identity: Identity,
     table: RefCell<Table>,
     position: Cell<Position>,
+    bases: Bases,
     /// Changes of the next batch, and whether a clean stop follows them.
     pending: RefCell<(Vec<Change>, bool)>,
     /// Number of the batch that collects changes, and of the last durable one.
@@ -73,6 +73,7 @@ impl ManifestLog {
             identity,
             table: RefCell::new(table),
             position: Cell::new(position),
+            bases: Bases::default(),
             pending: RefCell::default(),
             batch: Cell::new(1),
             durable: Cell::new(0),
@@ -160,11 +161,6 @@ impl ManifestLog {
         }
     }
 
-    /// Whether a batch is durable.
-    pub fn is_durable(&self, batch: u64) -> bool {
-        self.durable.get() >= batch
-    }
-
     /// Waits until the manifest that is being written is durable.
     ///
     /// # Errors
@@ -193,51 +189,72 @@ impl ManifestLog {
     ///
     /// # Errors
     /// Errors after which this writer has to end.
-    async fn write(&self, changes: &[Change], is_clean: bool) -> Result<()> {
-        let position = self.position.get();
+    async fn write(self: &Rc<Self>, changes: &[Change], is_clean: bool) -> Result<()> {
+        while bases::must_end(&self.position.get()) {
+            self.check()?;
+            self.begin_base();
+            self.changed.notified().await;
+        }
         let mut garbage = Vec::new();
         // The table as it will be: what a failed write leaves behind isn't used, as the log ends with it.
         {
             let mut table = self.table.borrow_mut();
             for change in changes {
-                if let Change::Reset { zone, .. } = change {
-                    garbage.extend(table.names(*zone).map(Name::Piece));
-                }
+                garbage.extend(table.replaced(change).into_iter().map(Name::Piece));
                 table.apply(change, self.identity.epoch)?;
             }
             table.is_clean = is_clean;
+            bases::check_length(&table)?;
         }
-        let number = position.number + 1;
-        let delta = encode_changes(changes);
-        let is_base = number - position.base > MAX_CHAIN
-            || position.delta_bytes + delta.len() > position.base_bytes.max(MAX_DELTAS);
-        let mut manifest = match is_base {
-            true => self.identity.manifest(number, Kind::Base, number, self.table.borrow().encode()),
-            false => self.identity.manifest(number, Kind::Delta, position.base, delta),
-        };
+        let link = self.position.get().base;
+        let number = self.position.get().number + 1;
+        let mut manifest = self.identity.manifest(number, Kind::Delta, link, encode_changes(changes));
         manifest.is_clean = is_clean;
-        let bytes = Data::copy_of(&manifest.encode());
-        if bytes.len() > MAX_MANIFEST {
-            return Err(Error::no_space(format!(
-                "a manifest of {} bytes; expected {MAX_MANIFEST}",
-                bytes.len()
-            )));
-        }
+        let bytes = self.manifests.encode(&manifest);
         self.create(&manifest, &bytes).await?;
-        let mut position = Position { number, delta_bytes: position.delta_bytes + bytes.len(), ..position };
-        if is_base {
-            let epoch = self.identity.epoch;
-            garbage.extend((position.base..number).map(|number| Name::Manifest { epoch, number }));
-            position = Position { number, base: number, base_bytes: bytes.len(), delta_bytes: 0 };
+        // A base may have been written meanwhile.
+        let position = self.position.get();
+        if position.base == link {
+            garbage.extend(self.bases.replaced());
         }
+        let position = Position { number, delta_bytes: position.delta_bytes + bytes.len(), ..position };
         self.position.set(position);
         self.garbage.add(garbage);
+        self.begin_base();
         Ok(())
+    }
+
+    /// Begins to write the base after the last manifest, if one is due and none is being written.
+    fn begin_base(self: &Rc<Self>) {
+        let base = self.bases.begin(&self.position.get(), &self.identity, &self.table.borrow());
+        if let Some(base) = base {
+            let bytes = self.manifests.encode(&base);
+            drop(base);
+            runtime::spawn(self.clone().write_base(bytes)).detach();
+        }
+    }
+
+    /// Writes the base that was begun, again until the store has it.
+    async fn write_base(self: Rc<Self>, bytes: Data) {
+        let mut pause = MIN_PAUSE;
+        while self.check().is_ok() {
+            match self.bases.write(&self.manifests, &self.identity, &bytes).await {
+                Ok(()) => {
+                    self.failures.ended("writing a base manifest");
+                    self.position.set(self.bases.end(self.position.get(), self.identity.epoch, bytes.len()));
+                    self.changed.notify_all();
+                    return;
+                }
+                Err(error) => self.failures.failed(format!("writing a base manifest: {error}")),
+            }
+            runtime::sleep(pause).await;
+            pause = (pause * 2).min(MAX_PAUSE);
+        }
     }
 
     /// Creates a manifest, again until the store answers.
     async fn create(&self, manifest: &crate::format::Manifest, bytes: &Data) -> Result<()> {
-        let mut pause = Duration::from_millis(250);
+        let mut pause = MIN_PAUSE;
         loop {
             match self.manifests.create(manifest, bytes).await {
                 Ok(Created::Ours) => {

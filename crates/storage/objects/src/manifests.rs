@@ -1,5 +1,6 @@
 //! Manifests in the bucket: numbered objects that are created only if they are absent.
 
+use crate::bases;
 use crate::format::{Kind, Manifest, VolumeId, Writers};
 use crate::names::{Name, Names};
 use block::{Data, Error, Result};
@@ -13,6 +14,9 @@ const MAX_PAGES: usize = 10_000;
 const MAX_SEALS: usize = 10_000;
 /// Manifests that are read at the same time.
 pub(crate) const READERS: usize = 32;
+/// Longest of several manifests that are read at the same time to find the last one that isn't a seal; longer
+/// ones are read one after the other.
+const MAX_SMALL: usize = 16 << 20;
 
 /// Identity of a volume and of this writer of it.
 #[derive(Debug, Clone)]
@@ -88,13 +92,38 @@ impl Manifests {
         self.names.key(Name::Manifest { epoch, number })
     }
 
+    /// Bytes of a manifest.
+    pub fn encode(&self, manifest: &Manifest) -> Data {
+        Data::copy_of(&manifest.encode())
+    }
+
     /// Reads a manifest; `None` if it doesn't exist.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if it is damaged, with its key; errors of the store.
     pub async fn get(&self, epoch: u32, number: u64) -> Result<Option<Manifest>> {
-        let key = self.key(epoch, number);
-        match self.store.get(&key, MAX_MANIFEST).await {
+        self.get_within(MAX_MANIFEST, epoch, number).await
+    }
+
+    /// Reads a manifest of at most `limit` bytes; `None` if it doesn't exist.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get); [`Error::Protocol`] for a longer one.
+    pub async fn get_within(&self, limit: usize, epoch: u32, number: u64) -> Result<Option<Manifest>> {
+        self.get_named(limit, Name::Manifest { epoch, number }, epoch, number).await
+    }
+
+    /// Reads a base; `None` if it doesn't exist.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub async fn get_base(&self, epoch: u32, number: u64) -> Result<Option<Manifest>> {
+        self.get_named(MAX_MANIFEST, bases::name(epoch, number), epoch, number).await
+    }
+
+    async fn get_named(&self, limit: usize, name: Name, epoch: u32, number: u64) -> Result<Option<Manifest>> {
+        let key = self.names.key(name);
+        match self.store.get(&key, limit).await {
             Ok(object) => {
                 let decoded = Manifest::decode(object.data.filled(), epoch, number);
                 decoded.map(Some).map_err(|error| error.in_context(format!("object {key}")))
@@ -123,10 +152,10 @@ impl Manifests {
     }
 
     /// Error of a manifest that must be there.
-    pub fn lost(&self, epoch: u32, number: u64) -> Error {
+    pub fn lost(&self, name: Name) -> Error {
         Error::corrupt(format!(
             "object {}: it is missing; expected a manifest, since a later one continues it",
-            self.key(epoch, number)
+            self.names.key(name)
         ))
     }
 
@@ -150,18 +179,27 @@ impl Manifests {
         )))
     }
 
+    /// Names of all manifests of an epoch that a listing shows, bases included.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub async fn of_epoch(&self, epoch: u32) -> Result<Vec<Name>> {
+        let mut names = Vec::new();
+        self.list(&self.names.manifests_of(epoch), MAX_PAGES, |name| names.push(name)).await?;
+        Ok(names)
+    }
+
     /// Numbers of the manifests of an epoch that a listing shows, in order, from its claim on. The listing
     /// may be of a moment before the claim.
     ///
     /// # Errors
     /// Errors of the store.
     pub async fn numbers(&self, epoch: u32) -> Result<Vec<u64>> {
-        let mut numbers = Vec::new();
-        let take = |name| match name {
-            Name::Manifest { number, .. } => numbers.push(number),
-            Name::Piece(_) => {}
+        let number = |name| match name {
+            Name::Manifest { number, .. } => Some(number),
+            Name::Piece(_) | Name::Base { .. } => None,
         };
-        self.list(&self.names.manifests_of(epoch), MAX_PAGES, take).await?;
+        let mut numbers: Vec<u64> = self.of_epoch(epoch).await?.into_iter().filter_map(number).collect();
         numbers.sort_unstable();
         if numbers.first() != Some(&0) {
             numbers.insert(0, 0);
@@ -180,15 +218,21 @@ impl Manifests {
         let (mut rest, mut group, mut seals) = (numbers, 1, Vec::new());
         while !rest.is_empty() && seals.len() <= MAX_SEALS {
             let (before, group_numbers) = rest.split_at(rest.len().saturating_sub(group));
-            let reads = group_numbers.iter().map(async |number| (*number, self.get(epoch, *number).await));
+            let reads = group_numbers
+                .iter()
+                .map(async |number| (*number, self.get_within(MAX_SMALL, epoch, *number).await));
             for (number, read) in runtime::join_limited(READERS, reads).await.into_iter().rev() {
+                let read = match read {
+                    Err(Error::Protocol(_)) => self.get(epoch, number).await,
+                    read => read,
+                };
                 let manifest = match read {
                     Ok(Some(manifest)) if manifest.kind == Kind::Seal => {
                         seals.push(number);
                         continue;
                     }
                     Ok(Some(manifest)) => Ok(manifest),
-                    Ok(None) => return Err(self.lost(epoch, number)),
+                    Ok(None) => return Err(self.lost(Name::Manifest { epoch, number })),
                     Err(error @ (Error::Corrupt(_) | Error::Unsupported(_))) => Err(error),
                     Err(error) => return Err(error),
                 };
@@ -201,7 +245,7 @@ impl Manifests {
             count if count > MAX_SEALS => {
                 Error::corrupt(format!("epoch {epoch} has {count} seals; expected at most {MAX_SEALS}"))
             }
-            _ => self.lost(epoch, 0),
+            _ => self.lost(Name::Manifest { epoch, number: 0 }),
         })
     }
 }

@@ -9,6 +9,9 @@ use block::{Error, Result};
 /// Longest prefix, in bytes: what is left of a key's 1024 bytes is much more than a name.
 const MAX_PREFIX: usize = 512;
 
+/// End of the key of a base that isn't the first one of its epoch.
+const BASE: &str = ".base";
+
 /// Identity of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PieceName {
@@ -26,7 +29,15 @@ pub(crate) struct PieceName {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Name {
     Piece(PieceName),
-    Manifest { epoch: u32, number: u64 },
+    Manifest {
+        epoch: u32,
+        number: u64,
+    },
+    /// Base after the manifest of this number.
+    Base {
+        epoch: u32,
+        number: u64,
+    },
 }
 
 /// Keys below a prefix.
@@ -78,6 +89,9 @@ impl Names {
     pub fn key(&self, name: Name) -> String {
         match name {
             Name::Manifest { epoch, number } => format!("{}{number:016x}", self.manifests_of(epoch)),
+            Name::Base { epoch, number } => {
+                format!("{}{number:016x}{BASE}", self.manifests_of(epoch))
+            }
             Name::Piece(PieceName { zone, generation, epoch, offset, serial }) => format!(
                 "{}{zone:08x}.{generation:016x}.{epoch:08x}/{offset:012x}.{serial:016x}",
                 self.pieces()
@@ -92,7 +106,10 @@ impl Names {
         let name = match kind {
             "manifest" => {
                 let epoch = u32::from_str_radix(folder, 16).ok()?;
-                Name::Manifest { epoch, number: u64::from_str_radix(file, 16).ok()? }
+                match file.strip_suffix(BASE) {
+                    Some(number) => Name::Base { epoch, number: u64::from_str_radix(number, 16).ok()? },
+                    None => Name::Manifest { epoch, number: u64::from_str_radix(file, 16).ok()? },
+                }
             }
             "zones" => {
                 let mut parts = folder.split('.');
@@ -129,6 +146,9 @@ mod tests {
         for (key, name) in keys.iter().zip(manifests) {
             assert_eq!(names.parse(key), Some(name));
         }
+        let base = Name::Base { epoch: 1, number: 9 };
+        assert_eq!(names.key(base), "db1/manifest/00000001/0000000000000009.base");
+        assert_eq!(names.parse(&names.key(base)), Some(base));
         for other in ["db1/manifest/1/0", "db1/zones/a", "db/manifest/00000001/0000000000000000", "db1/x/y/z"]
         {
             assert_eq!(names.parse(other), None, "{other}");

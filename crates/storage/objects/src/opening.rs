@@ -16,19 +16,24 @@
 //! A crash between the steps leaves seals without a claim, or a claim without a base: the next opening
 //! continues from there.
 
+use crate::bases::{self, check_length};
 use crate::format::{Kind, Manifest, Writers};
 use crate::manifest_log::{Position, fenced};
 use crate::manifests::{Created, Identity, MAX_MANIFEST, Manifests, Newest, READERS};
 use crate::names::Name;
 use crate::table::{Table, decode_changes};
 use block::{Data, Error, Result};
+use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::time::Duration;
 
 /// Probes of a round of the search for the last epoch.
 const PROBES: u64 = 16;
 /// Most manifests of a chain: one that is longer isn't of this program, which writes a base earlier.
 const MAX_CHAIN: u64 = 1024;
+/// Bytes of a delta that is read beside others.
+const SHORT_DELTA: usize = 1 << 20;
 /// Attempts to read manifests, each of which may be overtaken by a writer that deletes old ones.
 const ATTEMPTS: u32 = 3;
 /// Rounds of the fence, and most numbers of one: a writer creates fewer in the time of three requests.
@@ -36,8 +41,6 @@ const ROUNDS: u32 = 32;
 const MAX_WINDOW: u64 = 64;
 /// Pause before another listing, after one that shows an earlier moment.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Bytes of a manifest without its body, at most.
-const MANIFEST_HEADER: usize = 1024;
 
 /// Zones to format.
 #[derive(Debug, Clone, Copy)]
@@ -126,35 +129,64 @@ pub(crate) fn apply(table: &mut Table, manifest: &Manifest) -> Result<()> {
     Ok(())
 }
 
+/// Reads these deltas. A writer limits their length in all ([`bases::MAX_DELTA_BYTES`]); those that aren't short
+/// are read alone. So memory is bounded, whatever the store answers.
+async fn load_deltas(manifests: &Manifests, epoch: u32, numbers: Range<u64>) -> Result<Vec<Manifest>> {
+    let left = Cell::new(bases::MAX_DELTA_BYTES + MAX_CHAIN as usize * bases::MANIFEST_HEADER);
+    let read = async |limit: usize, number: u64| {
+        let found = manifests.get_within(limit.min(left.get()), epoch, number).await?;
+        let found = found.ok_or_else(|| manifests.lost(Name::Manifest { epoch, number }))?;
+        left.set(left.get().saturating_sub(found.body.len()));
+        Ok::<_, Error>(found)
+    };
+    let mut deltas = Vec::new();
+    let reads = numbers.clone().map(|number| read(SHORT_DELTA, number));
+    for (number, short) in numbers.zip(runtime::join_limited(READERS, reads).await) {
+        deltas.push(match short {
+            Err(Error::Protocol(_)) => read(MAX_MANIFEST, number).await?,
+            short => short?,
+        });
+    }
+    Ok(deltas)
+}
+
 /// Reads the state that ends with manifest `last` of an epoch, which isn't a seal or a claim.
 async fn load_chain(manifests: &Manifests, last: Manifest) -> Result<Loaded> {
     let (epoch, number, base) = (last.epoch, last.number, last.link);
-    if base > number || number - base > MAX_CHAIN {
+    let is_possible = (last.kind == Kind::Base) == (base == number) && base <= number;
+    if !is_possible || number - base > MAX_CHAIN {
         return Err(Error::corrupt(format!(
             "object {}: it continues manifest {base}",
             manifests.key(epoch, number)
         )));
     }
-    let reads = (base..number).map(|number| async move {
-        manifests.get(epoch, number).await?.ok_or_else(|| manifests.lost(epoch, number))
-    });
     let mut chain = Vec::new();
-    for read in runtime::join_limited(READERS, reads).await {
-        chain.push(read?);
+    if base < number {
+        let read = manifests.get_base(epoch, base).await?;
+        chain.push(read.ok_or_else(|| manifests.lost(bases::name(epoch, base)))?);
+        chain.extend(load_deltas(manifests, epoch, base + 1..number).await?);
     }
     chain.push(last);
     let mut table = Table::new(1, 512)?;
-    for manifest in &chain {
-        let fits = manifest.volume == chain[0].volume && manifest.link == base;
-        let fits = fits && (manifest.kind == Kind::Base) == (manifest.number == base);
+    let volume = chain.first().map(|base| base.volume);
+    for manifest in &mut chain {
+        let fits = Some(manifest.volume) == volume && manifest.link <= base;
+        // A seal has no checksum of its changes that a writer made.
+        let kind = if manifest.number == base { Kind::Base } else { Kind::Delta };
+        let fits = fits && manifest.kind == kind;
         let applied = match fits {
             true => apply(&mut table, manifest),
             false => Err(Error::corrupt("it doesn't follow the manifests before it")),
         };
-        applied
-            .map_err(|error| error.in_context(format!("object {}", manifests.key(epoch, manifest.number))))?;
+        let name = match manifest.kind {
+            Kind::Base => bases::name(epoch, manifest.number),
+            _ => Name::Manifest { epoch, number: manifest.number },
+        };
+        applied.map_err(|error| error.in_context(format!("object {}", manifests.names.key(name))))?;
+        // The memory of a large base.
+        manifest.body = Vec::new();
     }
-    let manifest = chain.pop().ok_or_else(|| manifests.lost(epoch, number))?;
+    let manifest = chain.pop().ok_or_else(|| manifests.lost(Name::Manifest { epoch, number }))?;
     Ok(Loaded { manifest, table })
 }
 
@@ -286,13 +318,13 @@ async fn take_over(
 
 /// Objects of an epoch that are no longer needed once the next one has a base.
 async fn old_manifests(manifests: &Manifests, epoch: u32, last: u64) -> Result<Vec<Name>> {
-    let numbers = manifests.numbers(epoch).await?;
+    let mut names = manifests.of_epoch(epoch).await?;
     // Neither the claim nor the seals after the last one.
-    Ok(numbers
-        .into_iter()
-        .filter(|number| (1..=last).contains(number))
-        .map(|number| Name::Manifest { epoch, number })
-        .collect())
+    names.retain(|name| match name {
+        Name::Manifest { number, .. } => (1..=last).contains(number),
+        _ => true,
+    });
+    Ok(names)
 }
 
 pub(crate) async fn has_claim(manifests: &Manifests, epoch: u32) -> Result<bool> {
@@ -331,17 +363,6 @@ pub(crate) fn none(manifests: &Manifests) -> Error {
         manifests.names.prefix(),
         manifests.store.name()
     ))
-}
-
-/// Refuses a table whose base manifest couldn't be written.
-fn check_length(table: &Table) -> Result<()> {
-    match table.encoded_length() + MANIFEST_HEADER {
-        length if length <= MAX_MANIFEST => Ok(()),
-        length => Err(Error::no_space(format!(
-            "the zone table has {} pieces, a manifest of {length} bytes; expected at most {MAX_MANIFEST}: flush less often, so that pieces are larger",
-            table.stored().0
-        ))),
-    }
 }
 
 /// Finds the last epoch, and takes its state over.
@@ -402,17 +423,18 @@ pub(crate) async fn open(
 ) -> Result<Opened> {
     let (before, found) = find(manifests, &writer, format.is_some(), check).await?;
     let mut garbage = Vec::new();
-    let (volume, mut table) = match (&found, format) {
+    let ended = found.as_ref().map(|found| (found.manifest.epoch, found.manifest.number));
+    let (volume, mut table) = match (found, format) {
         (found, Some(new)) => {
             let mut volume = [0; 16];
             runtime::fill_secret(&mut volume);
-            if let Some(Loaded { table, .. }) = found {
+            if let Some(Loaded { table, .. }) = &found {
                 let zones = 0..table.zones.len() as u32;
                 garbage.extend(zones.flat_map(|zone| table.names(zone)).map(Name::Piece));
             }
             (volume, Table::new(new.zones, new.zone_size)?)
         }
-        (Some(found), None) => (found.manifest.volume, found.table.clone()),
+        (Some(found), None) => (found.manifest.volume, found.table),
         (None, None) => return Err(none(manifests)),
     };
     let was_unclean = !table.is_clean;
@@ -421,13 +443,14 @@ pub(crate) async fn open(
     let epoch = before.checked_add(1).ok_or_else(|| Error::overflow("2^32 epochs"))?;
     let identity = Identity { volume, epoch, writer };
     claim(manifests, &identity).await?;
-    let base = identity.manifest(1, Kind::Base, 1, table.encode());
-    let bytes = Data::copy_of(&base.encode());
+    let mut base = identity.manifest(1, Kind::Base, 1, table.encode());
+    let bytes = manifests.encode(&base);
+    base.body = Vec::new();
     if let Created::Others(other) = manifests.create(&base, &bytes).await? {
         return Err(fenced(&identity, &other));
     }
-    if let Some(Loaded { manifest, .. }) = found {
-        garbage.extend(old_manifests(manifests, manifest.epoch, manifest.number).await?);
+    if let Some((epoch, number)) = ended {
+        garbage.extend(old_manifests(manifests, epoch, number).await?);
     }
     let position = Position { number: 1, base: 1, base_bytes: bytes.len(), delta_bytes: 0 };
     Ok(Opened { identity, table, position, garbage, was_unclean })

@@ -147,6 +147,8 @@ fn status(core: &Core) -> Status {
         "unsaved_bytes": core.unsaved(),
         "garbage_objects": core.garbage.waiting(),
         "deleted_objects": core.garbage.deleted(),
+        "merged_objects": core.merging.replaced.get(),
+        "merged_bytes": core.merging.moved.get(),
     });
     let mut status = value.as_object().cloned().unwrap_or_default();
     status.retain(|_, value| !value.is_null());
@@ -210,7 +212,7 @@ impl ZonesPart for ObjectsPart {
 }
 
 /// A handle of one shard.
-pub(crate) struct Handle {
+struct Handle {
     home: Home<Core>,
     /// The zones; set on the home shard.
     core: Option<Rc<Core>>,

@@ -4,8 +4,8 @@
 //! - Nothing is written, and the writer isn't fenced. Changes are refused with the reason.
 //! - A call sees the state of one manifest as a whole. A [view](ZonesPart::view) keeps its state; a handle of
 //!   the part itself sees the newest one at each call.
-//! - What the writer has deleted since the manifest that is read is an error of the read. The next follow
-//!   reads a newer manifest.
+//! - What the writer has deleted since the manifest that is read is looked for in the newest one: there it is
+//!   if it was merged. After a reset it is an error of the read.
 //! - While the store doesn't answer, the last state stays.
 
 use crate::KIND;
@@ -15,13 +15,13 @@ use crate::manifests::{Manifests, age_of};
 use crate::names::Names;
 use crate::offline::read_only;
 use crate::opening;
-use crate::part::{Handle, Options, requests};
+use crate::part::{Options, requests};
 use block::{
     Buffer, Call, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, Status, View, ZoneAddress,
     ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
 };
 use object_store::Store;
-use runtime::sync::Notify;
+use runtime::sync::{Notify, Semaphore};
 use runtime::{FailureRun, Home, TaskGroup};
 use serde_json::{Value, json};
 use std::cell::{Cell, RefCell};
@@ -32,7 +32,7 @@ use std::time::Duration;
 /// Zones of another writer.
 #[derive(Debug)]
 pub struct ReaderPart {
-    home: Home<Reader>,
+    home: Home<Seen>,
     geometry: ZoneGeometry,
 }
 
@@ -45,9 +45,17 @@ struct Reader {
     number: Cell<u64>,
     failures: FailureRun,
     error: RefCell<Option<Error>>,
+    /// One follow at a time, so that a state never takes the place of a later one.
+    following: Rc<Semaphore>,
     is_closed: Cell<bool>,
     closed: Notify,
     tasks: TaskGroup,
+}
+
+/// What a handle sees: the newest state, or always the same one.
+struct Seen {
+    reader: Rc<Reader>,
+    fixed: Option<Rc<Core>>,
 }
 
 /// A state and the zones with it.
@@ -86,12 +94,14 @@ impl ReaderPart {
             number: Cell::new(1),
             failures: FailureRun::default(),
             error: RefCell::new(None),
+            following: Semaphore::new(1),
             is_closed: Cell::new(false),
             closed: Notify::new(),
             tasks: TaskGroup::default(),
         });
         reader.tasks.spawn(reader.clone().run(interval)).detach();
-        Ok(ReaderPart { home: Home::here(reader), geometry })
+        let seen = Rc::new(Seen { reader, fixed: None });
+        Ok(ReaderPart { home: Home::here(seen), geometry })
     }
 
     /// Reads the newest manifest now.
@@ -99,7 +109,7 @@ impl ReaderPart {
     /// # Errors
     /// As [`open`](Self::open).
     pub async fn follow(&self) -> Result<()> {
-        self.home.with(|reader: Rc<Reader>| async move { reader.follow().await }).await
+        self.home.with(|seen: Rc<Seen>| async move { seen.reader.follow().await }).await
     }
 }
 
@@ -121,6 +131,7 @@ impl Reader {
     }
 
     async fn follow(&self) -> Result<()> {
+        let _only = self.following.acquire(1).await;
         let before = self.state.borrow().looked.clone();
         let later = follow(&self.manifests, &before).await?;
         self.error.replace(None);
@@ -177,13 +188,39 @@ impl Reader {
     }
 }
 
+impl Seen {
+    fn core(&self) -> Result<Rc<Core>> {
+        self.fixed.clone().map_or_else(|| self.reader.core(), Ok)
+    }
+
+    /// Fills the buffer with bytes of a zone. What was merged since has the same bytes in other pieces: a newer
+    /// manifest tells them.
+    async fn read(&self, at: ZoneAddress, buffer: Buffer) -> ReadOutcome {
+        let core = match self.core() {
+            Ok(core) => core,
+            Err(error) => return (Err(error), buffer),
+        };
+        let (outcome, buffer) = core.clone().read(at, buffer).await;
+        let is_missing = matches!(outcome, Err(Error::NotFound(_)));
+        if !is_missing || self.reader.is_closed.get() || self.reader.follow().await.is_err() {
+            return (outcome, buffer);
+        }
+        match self.reader.core() {
+            Ok(newer) if newer.generation(at.zone) == core.generation(at.zone) => {
+                newer.read(at, buffer).await
+            }
+            _ => (outcome, buffer),
+        }
+    }
+}
+
 impl Part for ReaderPart {
     fn kind(&self) -> &'static str {
         KIND.name
     }
 
     fn status(&self) -> Call<'_, Status> {
-        self.home.status(Reader::status)
+        self.home.status(|seen: &Seen| seen.reader.status())
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
@@ -191,7 +228,7 @@ impl Part for ReaderPart {
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
-        Call::new(self.home.close(Reader::close))
+        Call::new(self.home.close(|seen: Rc<Seen>| seen.reader.clone().close()))
     }
 }
 
@@ -207,16 +244,18 @@ impl ZonesPart for ReaderPart {
 
     fn view(&self) -> Call<'_, Result<Option<View>>> {
         let geometry = self.geometry.clone();
-        Call::new(self.home.with(move |reader: Rc<Reader>| async move {
-            let (home, number) = (Home::here(reader.core()?), reader.number.get());
+        Call::new(self.home.with(move |seen: Rc<Seen>| async move {
+            let (reader, core) = (seen.reader.clone(), seen.core()?);
+            let number = reader.number.get();
+            let home = Home::here(Rc::new(Seen { reader, fixed: Some(core) }));
             Ok(Some(View { number, zones: Arc::new(ViewPart { home, geometry }) }))
         }))
     }
 
     fn state(&self) -> Call<'_, Result<u64>> {
-        Call::new(self.home.with(|reader: Rc<Reader>| async move {
-            reader.core()?;
-            Ok(reader.number.get())
+        Call::new(self.home.with(|seen: Rc<Seen>| async move {
+            seen.core()?;
+            Ok(seen.reader.number.get())
         }))
     }
 }
@@ -224,7 +263,7 @@ impl ZonesPart for ReaderPart {
 /// Zones in one state.
 #[derive(Debug)]
 struct ViewPart {
-    home: Home<Core>,
+    home: Home<Seen>,
     geometry: ZoneGeometry,
 }
 
@@ -244,13 +283,14 @@ impl ZonesPart for ViewPart {
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
-        Call::new(async move { Ok(Rc::new(Handle::new(&self.home, &self.geometry)?) as Rc<dyn Zones>) })
+        let handle = ReaderHandle { home: self.home.clone(), geometry: self.geometry.clone() };
+        Call::ready(Ok(Rc::new(handle)))
     }
 }
 
-/// A handle that sees the newest state at each call.
+/// A handle on the newest state at each call, or on that of a view.
 struct ReaderHandle {
-    home: Home<Reader>,
+    home: Home<Seen>,
     geometry: ZoneGeometry,
 }
 
@@ -288,12 +328,7 @@ impl Zones for ReaderHandle {
         }
         let length = buffer.len();
         Call::new(async move {
-            let read = move |reader: Rc<Reader>| async move {
-                Ok(match reader.core() {
-                    Ok(core) => core.read(at, buffer).await,
-                    Err(error) => (Err(error), buffer),
-                })
-            };
+            let read = move |seen: Rc<Seen>| async move { Ok(seen.read(at, buffer).await) };
             self.home.with(read).await.unwrap_or_else(|error| (Err(error), Buffer::new(length)))
         })
     }
@@ -312,8 +347,6 @@ impl Zones for ReaderHandle {
     }
 
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
-        Call::new(
-            self.home.with(move |reader: Rc<Reader>| async move { reader.core()?.report(first, count) }),
-        )
+        Call::new(self.home.with(move |seen: Rc<Seen>| async move { seen.core()?.report(first, count) }))
     }
 }

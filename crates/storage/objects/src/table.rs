@@ -11,6 +11,7 @@
 
 use crate::names::PieceName;
 use block::{Error, Result};
+use std::ops::Range;
 use zones::bytes::{Reader, Writer};
 
 /// Most zones of a volume.
@@ -66,6 +67,15 @@ impl Entry {
         Entry { generation: 1, state: State::Empty, pieces: Vec::new() }
     }
 
+    /// Numbers of the pieces, at least two, that have exactly these bytes.
+    fn covered(&self, offset: u64, length: u32) -> Option<Range<usize>> {
+        let first = self.pieces.binary_search_by_key(&offset, |piece| piece.offset).ok()?;
+        let end = offset + u64::from(length);
+        let last = self.pieces.partition_point(|piece| piece.offset < end);
+        let after = self.pieces.get(last).map_or(self.end(), |piece| piece.offset);
+        (last >= first + 2 && after == end).then_some(first..last)
+    }
+
     /// Offset after the last piece.
     pub fn end(&self) -> u64 {
         self.pieces.last().map_or(0, |piece| piece.offset + u64::from(piece.length))
@@ -81,6 +91,18 @@ pub(crate) enum Change {
     State { zone: u32, state: State },
     /// The zone is empty, in a new generation.
     Reset { zone: u32, generation: u64 },
+    /// A piece of the writer's epoch has the bytes of several consecutive ones, and replaces them.
+    Merge { zone: u32, offset: u64, length: u32, serial: u64 },
+}
+
+impl Change {
+    fn zone(&self) -> u32 {
+        let (Change::Piece { zone, .. }
+        | Change::State { zone, .. }
+        | Change::Reset { zone, .. }
+        | Change::Merge { zone, .. }) = *self;
+        zone
+    }
 }
 
 /// All zones of a volume.
@@ -88,6 +110,8 @@ pub(crate) enum Change {
 pub(crate) struct Table {
     pub zone_size: u64,
     pub zones: Vec<Entry>,
+    /// Number of pieces, and their bytes.
+    stored: (u64, u64),
     /// Whether the last change was a clean stop.
     pub is_clean: bool,
 }
@@ -112,7 +136,7 @@ impl Table {
                 "zones of {zone_size} bytes: expected a multiple of 512 bytes, up to 1 TiB"
             )));
         }
-        Ok(Table { zone_size, zones: vec![Entry::new(); zones as usize], is_clean: true })
+        Ok(Table { zone_size, zones: vec![Entry::new(); zones as usize], stored: (0, 0), is_clean: true })
     }
 
     /// Names of the pieces of a zone.
@@ -127,6 +151,24 @@ impl Table {
         })
     }
 
+    /// Names of the pieces that a change replaces or removes.
+    pub fn replaced(&self, change: &Change) -> Vec<PieceName> {
+        match *change {
+            Change::Reset { zone, .. } => self.names(zone).collect(),
+            Change::Merge { zone, offset, length, .. } => {
+                let merged = self.zones.get(zone as usize).and_then(|entry| entry.covered(offset, length));
+                let merged = merged.unwrap_or_default();
+                self.names(zone).skip(merged.start).take(merged.len()).collect()
+            }
+            Change::Piece { .. } | Change::State { .. } => Vec::new(),
+        }
+    }
+
+    /// Whether a zone has several consecutive pieces with exactly these bytes.
+    pub fn has_run(&self, zone: u32, offset: u64, length: u32) -> bool {
+        self.zones.get(zone as usize).is_some_and(|entry| entry.covered(offset, length).is_some())
+    }
+
     /// Whether a zone has this piece.
     pub fn has(&self, name: &PieceName) -> bool {
         let Some(entry) = self.zones.get(name.zone as usize) else { return false };
@@ -139,8 +181,7 @@ impl Table {
 
     /// Number of pieces, and their bytes.
     pub fn stored(&self) -> (u64, u64) {
-        let of = |entry: &Entry| (entry.pieces.len() as u64, entry.end());
-        self.zones.iter().map(of).fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1))
+        self.stored
     }
 
     /// After an unclean stop, zones that were begun are interrupted.
@@ -156,7 +197,7 @@ impl Table {
     /// # Errors
     /// [`Error::Corrupt`] if it doesn't fit.
     pub fn apply(&mut self, change: &Change, epoch: u32) -> Result<()> {
-        let (Change::Piece { zone, .. } | Change::State { zone, .. } | Change::Reset { zone, .. }) = *change;
+        let zone = change.zone();
         let zone_size = self.zone_size;
         let count = self.zones.len();
         let entry = self.zones.get_mut(zone as usize);
@@ -169,6 +210,7 @@ impl Table {
                 }
                 entry.pieces.push(Piece { offset, length, epoch, serial });
                 entry.state = State::Begun;
+                self.stored = (self.stored.0 + 1, self.stored.1 + u64::from(length));
             }
             Change::State { state, .. } => {
                 let fits = match state {
@@ -189,7 +231,19 @@ impl Table {
                         &format!("from generation {} to {generation}", entry.generation),
                     ));
                 }
+                let removed = (entry.pieces.len() as u64, entry.end());
+                self.stored = (self.stored.0 - removed.0, self.stored.1 - removed.1);
                 *entry = Entry { generation, ..Entry::new() };
+            }
+            Change::Merge { offset, length, serial, .. } => {
+                let Some(merged) = entry.covered(offset, length) else {
+                    return Err(strange(zone, &format!("by a merge of {length} bytes at {offset}")));
+                };
+                self.stored.0 -= merged.len() as u64 - 1;
+                entry.pieces.splice(merged, [Piece { offset, length, epoch, serial }]);
+                if entry.pieces.capacity() > 2 * entry.pieces.len() {
+                    entry.pieces.shrink_to_fit();
+                }
             }
         }
         Ok(())
@@ -216,10 +270,9 @@ impl Table {
         writer.0
     }
 
-    /// Number of bytes of [`encode`](Self::encode).
-    pub fn encoded_length(&self) -> usize {
-        let changed = self.zones.iter().filter(|entry| **entry != Entry::new());
-        16 + changed.map(|entry| 17 + 16 * entry.pieces.len()).sum::<usize>()
+    /// Most bytes that [`encode`](Self::encode) may return.
+    pub fn longest_encoding(&self) -> usize {
+        16 + 17 * self.zones.len() + 16 * self.stored.0 as usize
     }
 
     /// Decodes a table.
@@ -247,6 +300,8 @@ impl Table {
             if generation == 0 || (state == State::Empty && !entry.pieces.is_empty()) {
                 return Err(reader.strange("has a zone that can't be"));
             }
+            table.stored =
+                (table.stored.0 + entry.pieces.len() as u64, table.stored.1.saturating_add(entry.end()));
             let slot = table.zones.get_mut(zone as usize);
             let slot = slot.filter(|slot| **slot == Entry::new());
             *slot.ok_or_else(|| reader.strange("has a zone twice, or one that doesn't exist"))? = entry;
@@ -279,6 +334,13 @@ pub(crate) fn encode_changes(changes: &[Change]) -> Vec<u8> {
                 writer.u32(zone);
                 writer.u64(generation);
             }
+            Change::Merge { zone, offset, length, serial } => {
+                writer.u8(4);
+                writer.u32(zone);
+                writer.u64(offset);
+                writer.u32(length);
+                writer.u64(serial);
+            }
         }
     }
     writer.0
@@ -301,6 +363,7 @@ pub(crate) fn decode_changes(bytes: &[u8]) -> Result<Vec<Change>> {
                 Change::State { zone, state: state.ok_or_else(|| reader.strange("has an unknown state"))? }
             }
             3 => Change::Reset { zone, generation: reader.u64()? },
+            4 => Change::Merge { zone, offset: reader.u64()?, length: reader.u32()?, serial: reader.u64()? },
             _ => return Err(reader.strange(&format!("has a change of the unknown kind {kind}"))),
         });
     }
@@ -355,7 +418,7 @@ mod tests {
         ];
         changes.iter().for_each(|change| table.apply(change, 5).unwrap());
         assert_eq!(Table::decode(&table.encode()).unwrap(), table);
-        assert_eq!(table.encode().len(), table.encoded_length());
+        assert!(table.encode().len() <= table.longest_encoding());
         assert_eq!(decode_changes(&encode_changes(&changes)).unwrap(), changes);
         table.is_clean = false;
         table.interrupt();

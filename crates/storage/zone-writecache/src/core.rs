@@ -13,6 +13,7 @@ use crate::format::{Action, Entry, Position, Superblock};
 use crate::index::{Index, Piece};
 use crate::layout::Layout;
 use crate::pending::{MAX_CHANGES, MAX_PENDING, PendingList};
+use crate::read_cache::ReadCache;
 use crate::readers::Readers;
 use crate::settings::MaxLag;
 use crate::table::ZoneTable;
@@ -32,7 +33,7 @@ use std::time::Duration;
 use zones::record::keyed_sum;
 
 /// Limit of the bytes of appends that wait for the fast device, and of the record in flight.
-const QUEUE_BYTES: u64 = 16 << 20;
+const QUEUE_BYTES: u64 = 8 << 20;
 
 /// An operation that waits for the fast device.
 pub struct Queued {
@@ -184,6 +185,7 @@ pub struct Core {
     pub(crate) pending: RefCell<PendingList>,
     pub(crate) index: RefCell<Index>,
     pub(crate) readers: Readers,
+    pub(crate) read_cache: ReadCache,
     /// Progress of the uploader or the writer, for calls that wait for space.
     pub(crate) progress: Notify,
     pub(crate) waiting: WaitingAppends,
@@ -382,7 +384,9 @@ impl Core {
         self.after_appends(zone).await?;
         let mut generation = 0;
         self.change(zone, Action::Reset, |table| {
+            let before = table.zone(zone);
             generation = table.reset(zone)?;
+            self.read_cache.forget_zone(zone, before.generation, before.write_pointer);
             Ok(true)
         })
         .await?;
@@ -475,7 +479,7 @@ impl Core {
     }
 
     /// Reads, from the log where it has the data, and from the origin.
-    pub async fn read(&self, at: ZoneAddress, mut buffer: Buffer) -> ReadOutcome {
+    pub async fn read(self: &Rc<Self>, at: ZoneAddress, mut buffer: Buffer) -> ReadOutcome {
         buffer.clear();
         let length = buffer.len();
         if let Err(error) = self.check_read(at, length) {
@@ -485,7 +489,7 @@ impl Core {
         if let [only] = pieces.as_slice()
             && only.address.is_none()
         {
-            return self.read_origin(at, buffer).await;
+            return self.read_below(at, buffer).await;
         }
         match self.read_pieces(at, &pieces).await {
             Ok(parts) => {
@@ -498,7 +502,7 @@ impl Core {
 
     /// Reads the pieces of a range from `at` on, in two passes: the writer waits for the first one, which
     /// reads the log, and must not wait for the origin.
-    async fn read_pieces(&self, at: ZoneAddress, pieces: &[Piece]) -> Result<Vec<Data>> {
+    async fn read_pieces(self: &Rc<Self>, at: ZoneAddress, pieces: &[Piece]) -> Result<Vec<Data>> {
         let mut of_log = VecDeque::new();
         let oldest = pieces.iter().filter_map(|piece| piece.address).min();
         let reader = oldest.map(|address| self.readers.enter(address));
@@ -515,7 +519,7 @@ impl Core {
                 Some(_) => parts.extend(of_log.pop_front()),
                 None => {
                     let place = ZoneAddress::new(at.zone.0, offset);
-                    let (outcome, buffer) = self.read_origin(place, Buffer::new(*length as usize)).await;
+                    let (outcome, buffer) = self.read_below(place, Buffer::new(*length as usize)).await;
                     outcome?;
                     parts.push(buffer.freeze());
                 }
@@ -542,7 +546,7 @@ impl Core {
 
     /// Reads from the origin, as long as the cache isn't being closed: an origin that never answers must not
     /// delay the close for ever.
-    async fn read_origin(&self, at: ZoneAddress, buffer: Buffer) -> ReadOutcome {
+    pub async fn read_origin(&self, at: ZoneAddress, buffer: Buffer) -> ReadOutcome {
         count(&self.counters.origin_reads, 1);
         let (origin, length) = (self.origin.clone(), buffer.len());
         let read = runtime::spawn(async move { origin.read(at, buffer).await });

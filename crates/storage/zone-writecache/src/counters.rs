@@ -48,6 +48,8 @@ counters! {
     origin_reads,
 }
 
+pub(crate) use counters;
+
 /// Adds to a counter.
 #[inline]
 pub fn count(counter: &Cell<u64>, number: u64) {

@@ -1,6 +1,7 @@
-//! Layout of the fast device: two superblocks, two slots for checkpoints, the ring.
+//! Layout of the fast device: two superblocks, two slots for checkpoints, the ring, the read cache.
 
 use crate::format::{MAX_ENTRIES, PAGE, ZONES_OF_PAGE, header_bytes};
+use crate::read_cache::{Region, SIZES};
 use block::{BlockIndex, DeviceGeometry, Error, Result, ZoneGeometry};
 use stack::format_size;
 
@@ -29,6 +30,20 @@ pub struct Layout {
     pub ring: u64,
     /// Limit of the data of a record, unless one append is larger.
     pub record_data: u64,
+    /// Bytes of the read cache, which is after the ring.
+    read_cache: u64,
+}
+
+/// Sizes that follow from the devices and the limit of the lag.
+struct Sizes {
+    block_size: u64,
+    slot: u64,
+    ring_start: u64,
+    record_data: u64,
+    /// Bytes from the start of the ring to the end of the device.
+    left: u64,
+    /// Least bytes of the ring.
+    needed: u64,
 }
 
 /// Largest append that the cache accepts.
@@ -47,13 +62,8 @@ fn record_bytes(block_size: u64, data: u64) -> u64 {
     header_bytes(MAX_ENTRIES, block_size) + data.next_multiple_of(block_size)
 }
 
-impl Layout {
-    /// Layout of a device for an origin with this geometry. The ring takes all that the tables leave.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for a device that is too small for this limit of the lag, with the sizes; for an
-    /// origin with too many zones.
-    pub fn for_device(device: &DeviceGeometry, origin: &ZoneGeometry, max_lag: u64) -> Result<Self> {
+impl Sizes {
+    fn new(device: &DeviceGeometry, origin: &ZoneGeometry, max_lag: u64) -> Result<Self> {
         if origin.zones > MAX_ZONES {
             return Err(Error::invalid(format!(
                 "origin with {} zones: expected at most {MAX_ZONES}; use larger zones",
@@ -65,23 +75,113 @@ impl Layout {
         let pages = u64::from(origin.zones).div_ceil(ZONES_OF_PAGE as u64);
         let slot = (pages * PAGE as u64).next_multiple_of(block_size);
         let ring_start = 2 * distance + 2 * slot;
-        let left = device.bytes().saturating_sub(ring_start);
-        let ring = left / block_size * block_size;
         // Small appends have a header each, so the log of a lag is up to twice as long as its data.
         let record_data = RECORD_DATA.min(max_lag / 4).max(max_append(origin));
         let needed = (2 * max_lag + 4 * record_bytes(block_size, record_data)).next_multiple_of(block_size);
-        if ring < needed {
+        let left = device.bytes().saturating_sub(ring_start) / block_size * block_size;
+        Ok(Sizes { block_size, slot, ring_start, record_data, left, needed })
+    }
+
+    fn too_small(&self, device: &DeviceGeometry, origin: &ZoneGeometry, read_cache: u64) -> Error {
+        let of_reads = match read_cache {
+            0 => String::new(),
+            bytes => format!(", {} for read_cache", format_size(bytes)),
+        };
+        Error::invalid(format!(
+            "fast device of {}: expected at least {} ({} for the log of max_lag, {} for superblocks and two checkpoints \
+             of {} zones{of_reads}); use a larger device or a smaller max_lag{}",
+            format_size(device.bytes()),
+            format_size(self.ring_start + self.needed + read_cache),
+            format_size(self.needed),
+            format_size(self.ring_start),
+            origin.zones,
+            if read_cache == 0 { "" } else { " or read_cache" },
+        ))
+    }
+
+    /// Unit of the place of the read cache: devices read and write pages.
+    fn page(&self) -> u64 {
+        (PAGE as u64).max(self.block_size)
+    }
+
+    fn layout(&self, ring: u64, read_cache: u64) -> Layout {
+        let Sizes { block_size, slot, ring_start, record_data, .. } = *self;
+        Layout { block_size, slot, ring_start, ring, record_data, read_cache }
+    }
+}
+
+impl Layout {
+    /// Layout of a device that is formatted for an origin with this geometry. By default the read cache takes
+    /// half of what the ring doesn't need: the ring keeps recent data, and a larger max_lag needs its space.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a device that is too small for this limit of the lag, with the sizes; for an
+    /// origin with too many zones.
+    pub fn for_device(
+        device: &DeviceGeometry,
+        origin: &ZoneGeometry,
+        max_lag: u64,
+        read_cache: Option<u64>,
+    ) -> Result<Self> {
+        let sizes = Sizes::new(device, origin, max_lag)?;
+        if sizes.left < sizes.needed {
+            return Err(sizes.too_small(device, origin, read_cache.unwrap_or(0)));
+        }
+        let spare = sizes.left - sizes.needed;
+        let wanted = read_cache.unwrap_or_else(|| match spare / 2 {
+            half if half < *SIZES.start() => 0,
+            half => half.min(*SIZES.end()),
+        });
+        if wanted == 0 {
+            return Ok(sizes.layout(sizes.left, 0));
+        }
+        let end = sizes.ring_start + sizes.left;
+        let start = end.saturating_sub(wanted) / sizes.page() * sizes.page();
+        if start < sizes.ring_start + sizes.needed {
+            return Err(sizes.too_small(device, origin, wanted));
+        }
+        let ring = (start - sizes.ring_start) / sizes.block_size * sizes.block_size;
+        Ok(sizes.layout(ring, end - start))
+    }
+
+    /// Layout of a device that was formatted with a ring of this size: what is after the ring is for the read
+    /// cache, up to `read_cache` bytes. A device that is too small has a layout with a smaller ring.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a ring that is too small for this limit of the lag, with the sizes; for an
+    /// origin with too many zones.
+    pub fn of_ring(
+        device: &DeviceGeometry,
+        origin: &ZoneGeometry,
+        max_lag: u64,
+        ring: u64,
+        read_cache: Option<u64>,
+    ) -> Result<Self> {
+        let sizes = Sizes::new(device, origin, max_lag)?;
+        if sizes.left < sizes.needed {
+            return Err(sizes.too_small(device, origin, 0));
+        }
+        if ring > sizes.left {
+            return Ok(sizes.layout(sizes.left, 0));
+        }
+        if ring < sizes.needed {
             return Err(Error::invalid(format!(
-                "fast device of {}: expected at least {} ({} for the log of max_lag, {} for superblocks and two checkpoints \
-                 of {} zones); use a larger device or a smaller max_lag",
-                format_size(device.bytes()),
-                format_size(ring_start + needed),
-                format_size(needed),
-                format_size(ring_start),
-                origin.zones
+                "log of {} on the fast device: expected at least {} for max_lag; use a smaller max_lag, or format the device with \
+                 a smaller read_cache",
+                format_size(ring),
+                format_size(sizes.needed)
             )));
         }
-        Ok(Layout { block_size, slot, ring_start, ring, record_data })
+        let start = (sizes.ring_start + ring).next_multiple_of(sizes.page());
+        let after = (sizes.ring_start + sizes.left).saturating_sub(start);
+        Ok(sizes.layout(ring, after.min(read_cache.unwrap_or(u64::MAX))))
+    }
+
+    /// Region of the read cache; `None` if there is none.
+    pub fn read_cache(&self, origin: &ZoneGeometry) -> Option<Region> {
+        let page = (PAGE as u64).max(self.block_size);
+        let start = (self.ring_start + self.ring).next_multiple_of(page);
+        Region::new(start, self.read_cache, self.block_size, origin.read_granularity, origin.zone_capacity)
     }
 
     /// Bytes of the log between a checkpoint and the tail after which the next checkpoint is written.
@@ -161,7 +261,8 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_device_do_not_overlap() {
-        let layout = Layout::for_device(&device(64 << 20), &geometry(1000), 8 << 20).expect("large enough");
+        let layout =
+            Layout::for_device(&device(64 << 20), &geometry(1000), 8 << 20, Some(0)).expect("large enough");
         assert!(layout.superblock(1) < layout.checkpoint(0, 0));
         assert_eq!(layout.checkpoint(0, layout.slot()), layout.checkpoint(1, 0));
         assert_eq!(layout.checkpoint(1, layout.slot()), layout.place(0));
@@ -174,7 +275,8 @@ mod tests {
     #[test]
     fn a_large_ring_has_no_more_log_to_replay() {
         let distance = |bytes| {
-            let layout = Layout::for_device(&device(bytes), &geometry(1000), 8 << 20).expect("large enough");
+            let layout =
+                Layout::for_device(&device(bytes), &geometry(1000), 8 << 20, None).expect("large enough");
             (layout.checkpoint_distance(), layout.ring)
         };
         let (small, ring) = distance(64 << 20);
@@ -184,8 +286,51 @@ mod tests {
 
     #[test]
     fn a_device_that_is_too_small_is_refused_with_the_sizes() {
-        let error = Layout::for_device(&device(8 << 20), &geometry(1000), 8 << 20).expect_err("too small");
+        let error =
+            Layout::for_device(&device(8 << 20), &geometry(1000), 8 << 20, None).expect_err("too small");
         assert!(error.detail().starts_with("fast device of 8MiB: expected at least 20"), "{error}");
-        assert!(Layout::for_device(&device(64 << 20), &geometry(MAX_ZONES + 1), 8 << 20).is_err());
+        assert!(Layout::for_device(&device(64 << 20), &geometry(MAX_ZONES + 1), 8 << 20, None).is_err());
+    }
+
+    #[test]
+    fn the_read_cache_is_after_the_ring() {
+        let (device, origin) = (device(64 << 20), geometry(1000));
+        let layout = |read_cache| Layout::for_device(&device, &origin, 8 << 20, read_cache);
+        let (none, half) = (layout(Some(0)).expect("valid"), layout(None).expect("valid"));
+        assert_eq!(none.read_cache(&origin), None);
+        assert!(half.read_cache > 16 << 20 && half.read_cache < none.ring / 2, "{half:?}");
+        let region = half.read_cache(&origin).expect("large enough");
+        let block = half.block_size;
+        assert!(region.block(0, 0).0 * block >= half.ring_start + half.ring);
+        assert!((region.block(region.slots - 1, region.chunk).0) * block <= 64 << 20);
+        for bytes in [1 << 20, 3 << 20, (40 << 20) + 512] {
+            let formatted = layout(Some(bytes)).expect("valid");
+            let opened =
+                |key| Layout::of_ring(&device, &origin, 8 << 20, formatted.ring, key).expect("valid");
+            assert_eq!(opened(None), formatted);
+            assert_eq!(opened(Some(1 << 20)).read_cache, 1 << 20, "a part of it");
+            assert_eq!(opened(Some(1 << 30)), formatted, "no more than was formatted");
+            assert!(formatted.read_cache >= bytes && formatted.read_cache < bytes + 8192);
+        }
+        let error = layout(Some(60 << 20)).expect_err("no space for the ring");
+        assert!(error.detail().contains("60MiB for read_cache"), "{error}");
+    }
+
+    #[test]
+    fn a_ring_of_the_whole_device_has_no_read_cache() {
+        let (small, origin) = (device(64 << 20), geometry(1000));
+        let old = Layout::for_device(&small, &origin, 8 << 20, Some(0)).expect("valid");
+        for key in [None, Some(1 << 20)] {
+            let opened = Layout::of_ring(&small, &origin, 8 << 20, old.ring, key).expect("valid");
+            assert_eq!((opened, opened.read_cache(&origin)), (old, None));
+        }
+        let larger = Layout::of_ring(&device(80 << 20), &origin, 8 << 20, old.ring, None).expect("valid");
+        assert_eq!(larger.ring, old.ring);
+        assert!(larger.read_cache(&origin).is_some(), "a larger device has space for one");
+        let smaller = Layout::of_ring(&device(48 << 20), &origin, 8 << 20, old.ring, None).expect("valid");
+        assert!(smaller.ring < old.ring, "the superblock has another one");
+        let small_ring = Layout::for_device(&small, &origin, 8 << 20, Some(40 << 20)).expect("valid");
+        let error = Layout::of_ring(&small, &origin, 20 << 20, small_ring.ring, None).expect_err("too small");
+        assert!(error.detail().contains("a smaller read_cache"), "{error}");
     }
 }

@@ -14,6 +14,7 @@
 //! that only the fast device has (`mirror` below it), caching reads of the origin.
 #![doc = include_str!("../DESIGN.md")]
 
+mod cached_reads;
 mod checkpoint;
 mod close;
 mod core;
@@ -24,6 +25,7 @@ mod layout;
 mod message;
 mod part;
 mod pending;
+mod read_cache;
 mod readers;
 mod reconcile;
 mod recovery;
@@ -61,11 +63,17 @@ pub const KIND: Kind = Kind {
             "accept an empty fast device after the loss of the last one: the state is the origin's",
         )
         .or("false"),
+        Key::optional(
+            "read_cache",
+            ValueKind::Size,
+            "space of the fast device for data read from the origin; 0, or 1MiB to 64GiB; fixed when it is formatted; default: \
+             half of what the log doesn't need",
+        ),
         Key::time_limit("time limit of a request to the fast device; after it requests fail; 10ms to 24h", "120s"),
         stack::WARN_AT,
     ],
     messages: Message::FORMS,
-    metrics: &[METRICS],
+    metrics: &[METRICS, read_cache::METRICS],
     shareable: false,
     example: "zone-writecache(ram(256MiB), zones(ram(256MiB), zone_size=16MiB))",
     plan: |arguments| {
@@ -73,7 +81,7 @@ pub const KIND: Kind = Kind {
         let Some(origin) = arguments.shape("origin")?.zones else { return Ok(Shape::default()) };
         part::check_origin(&origin).map_err(|error| arguments.refuse("origin", error.detail().to_owned()))?;
         if let Some(device) = arguments.shape("fast")?.device()? {
-            layout::Layout::for_device(&device, &origin, options.max_lag.bytes)
+            layout::Layout::for_device(&device, &origin, options.max_lag.bytes, options.read_cache)
                 .map_err(|error| arguments.refuse("fast", error.detail().to_owned()))?;
         }
         Ok(Shape::of_zones(part::geometry(&origin)))
@@ -126,10 +134,16 @@ const METRICS: &[Metric] = &[
 fn options(arguments: &Arguments) -> Result<Options> {
     let max_lag = MaxLag::parse(&arguments.text("max_lag")?)
         .map_err(|error| arguments.refuse("max_lag", error.detail().to_owned()))?;
+    let read_cache = arguments.optional_size("read_cache")?;
+    if let Some(bytes) = read_cache {
+        let checked = read_cache::check_size(bytes);
+        checked.map_err(|error| arguments.refuse("read_cache", error.detail().to_owned()))?;
+    }
     Ok(Options {
         format: arguments.format(),
         new_fast: arguments.boolean("new_fast")?,
         max_lag,
+        read_cache,
         timeout: arguments.time_limit()?,
     })
 }

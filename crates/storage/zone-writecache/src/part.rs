@@ -5,6 +5,7 @@ use crate::core::{Core, Demand, Health, Log};
 use crate::counters::Counters;
 use crate::format::Position;
 use crate::message::Message;
+use crate::read_cache::ReadCache;
 use crate::readers::Readers;
 use crate::recovery::{self, Recovered};
 use crate::settings::Options;
@@ -121,6 +122,7 @@ fn new_core(
 ) -> Core {
     let Recovered { layout, superblock, cut, local, pending, index, head, flush_epoch, .. } = recovered;
     Core {
+        read_cache: ReadCache::new(layout.read_cache(&geometry), geometry.zones),
         geometry,
         layout,
         max_lag: options.max_lag,
@@ -190,6 +192,7 @@ impl Core {
         for (name, value) in self.counters.all() {
             status.insert(name.into(), value.into());
         }
+        self.read_cache.add_status(&mut status);
         let errors = [
             ("error", self.health.check_device().err()),
             ("origin_error", self.health.origin_error.borrow().clone()),

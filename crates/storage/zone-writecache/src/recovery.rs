@@ -54,7 +54,7 @@ pub async fn format(
     reports: &[ZoneReport],
     options: &Options,
 ) -> Result<()> {
-    let layout = Layout::for_device(fast.geometry(), geometry, options.max_lag.bytes)?;
+    let layout = Layout::for_device(fast.geometry(), geometry, options.max_lag.bytes, options.read_cache)?;
     let table = ZoneTable::from_reports(reports, geometry);
     let start = Position { address: 0, record: 1, entry: 0 };
     let superblock = Superblock {
@@ -127,7 +127,13 @@ pub async fn open(
     options: &Options,
 ) -> Result<Recovered> {
     let superblock = read_superblock(fast).await?;
-    let layout = Layout::for_device(fast.geometry(), geometry, options.max_lag.bytes)?;
+    let layout = Layout::of_ring(
+        fast.geometry(),
+        geometry,
+        options.max_lag.bytes,
+        superblock.ring,
+        options.read_cache,
+    )?;
     check_shape(&superblock, &layout, geometry)?;
     let zones = checkpoint::read(fast, &layout, &superblock).await?;
     let mut replay = Replay {

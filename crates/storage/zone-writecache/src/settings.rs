@@ -67,6 +67,8 @@ pub struct Options {
     pub new_fast: bool,
     /// Limit of the lag of the origin.
     pub max_lag: MaxLag,
+    /// Bytes of the fast device for the read cache; by default half of what the log doesn't need.
+    pub read_cache: Option<u64>,
     /// Time limit of a request to the fast device.
     pub timeout: Duration,
 }
@@ -77,6 +79,7 @@ impl Default for Options {
             format: false,
             new_fast: false,
             max_lag: MaxLag::default(),
+            read_cache: None,
             timeout: Duration::from_secs(120),
         }
     }

@@ -321,6 +321,7 @@ impl Core {
         match action {
             Action::Finish => self.origin.finish(zone).await,
             Action::Reset => {
+                self.read_cache.fetches_ended(zone).await;
                 let erase = self.origin.geometry().erase.min(EraseGuarantee::Deallocated);
                 let raised = self.origin.reset(zone, erase).await?;
                 match raised == generation + 1 {

@@ -1,10 +1,10 @@
 //! The committer, the only task that changes the table.
 
 use super::Core;
-use crate::policy::Policy;
 use crate::state::{EVICTING, Entry, FREE, IN_FOR_FLUSH, MARKING, SUSPECT, Slot};
 use crate::table::Words;
 use block::Result;
+use eviction::Policy;
 use std::rc::Rc;
 
 /// Commits the requested changes of the table, one group at a time, until the cache closes.

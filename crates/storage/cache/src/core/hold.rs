@@ -1,8 +1,8 @@
 //! A slot that is closed to writers while parts of its block are filled from the origin.
 
 use super::Core;
-use crate::policy::Policy;
 use crate::state::{EXCLUSIVE, State};
+use eviction::Policy;
 use std::rc::Rc;
 
 /// A slot that is held: it takes no writes, and its block isn't evicted, until this is dropped.

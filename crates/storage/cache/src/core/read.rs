@@ -4,11 +4,11 @@
 use super::Core;
 use super::hold::Held;
 use crate::mode::Mode;
-use crate::policy::Policy;
 use crate::shape::{length_of, runs};
 use crate::state::{EVICTING, EXCLUSIVE, MARKING, RECENT, State};
 use block::extents;
 use block::{BlockRange, Buffer, Call, Durability, Error, Extent, ExtentState, Payload, ReadOutcome, Result};
+use eviction::Policy;
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::ops::Range;

@@ -16,11 +16,11 @@
 use super::Core;
 use super::hold::Held;
 use crate::commits::Level;
-use crate::policy::{Heat, Policy};
 use crate::ranges::{ByteRange, WarmRange};
 use crate::shape::{Shape, length_of, runs};
 use crate::state::{EVICTING, EXCLUSIVE, FREE, MARKING, State, is_idle};
 use block::{Error, Result};
+use eviction::{Heat, Policy};
 use serde_json::json;
 use std::cell::Cell;
 use std::collections::BTreeSet;

@@ -3,9 +3,9 @@
 use super::Core;
 use crate::commits::Level;
 use crate::mode::Mode;
-use crate::policy::Policy;
 use crate::state::{CLEANING, EVICTING, EXCLUSIVE, MARKING, RECENT, State};
 use block::{Call, Durability, Error, Payload, Result};
+use eviction::Policy;
 use runtime::range_lock::{RangeGuard, RangePlace};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;

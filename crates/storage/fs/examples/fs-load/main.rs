@@ -5,10 +5,12 @@
 //!         [--iodepth=N] [--size=BYTES] [--jobs=N] [--lanes=N] [--shards=N] [--runtime=SECONDS] [--ramp_time=SECONDS]
 //!         [--writes=PERCENT] [--small=PERCENT] [--disk=BYTES] [--cleaning=POLICY] [--k=SHARE] [--m=BYTES]
 //!         [--victims=planned|fragments|whole] [--shares=N:N] [--compaction_bs=BYTES] [--compaction_depth=N] [--depth_bytes=BYTES] [--ram=1]
-//!         [--stripe_above=NAMES]
+//!         [--stripe_above=NAMES] [--stack=LINE]
 //! ```
 //!
-//! The image is a file, opened with O_DIRECT, or memory with `--ram=1`. With `--format`, a file system of
+//! The image is a file, opened with O_DIRECT, or memory with `--ram=1`, or zones by a line of a stack with
+//! `--stack`, such as `zone-writecache(file(fast.img), objects("http://127.0.0.1:7070", bucket=vol))`, which
+//! `--format` formats, whatever its size. With `--format`, a file system of
 //! that size is created first, with blocks of `--block_size`. `--depth_bytes` bounds the I/O in flight where
 //! classes compete. `--cleaning` is one of the kit's policies. `--k` and `--m` are the parameters of its
 //! policy `threshold` (that of S3): zones with a live share below `--k` are cleaned once they have about
@@ -41,12 +43,12 @@ extern crate siltstone_fs as fs;
 mod simulation;
 
 use bench::peer::output::Output;
-use block::{Buffer, Data, Error, Result};
+use block::{Buffer, Data, Error, Result, ZonesPart};
 use fs::sizes::zones_on;
 use fs::{CleaningParameters, Directory, File, FileSystem, OpenOptions, Properties, Settings};
 use runtime::histogram::Histogram;
 use runtime::{Instant, Random, ShardIndex, now};
-use stack::{Registry, Stack};
+use stack::{BuiltStack, Registry, Stack};
 use std::cell::{Cell, RefCell};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::rc::Rc;
@@ -62,6 +64,8 @@ const SMALL_FILES: u64 = 10_000;
 #[derive(Debug, Clone)]
 struct Job {
     image: String,
+    /// Zones to use instead of an image.
+    stack: Option<String>,
     /// Mounted file system to use instead of the library.
     directory: Option<std::path::PathBuf>,
     format: Option<u64>,
@@ -97,6 +101,7 @@ impl Job {
     fn parse(arguments: impl Iterator<Item = String>) -> Result<Job> {
         let mut job = Job {
             image: String::new(),
+            stack: None,
             stripe_above: Settings::default().stripe_above,
             directory: None,
             format: None,
@@ -137,6 +142,7 @@ impl Job {
             };
             match key {
                 "image" => job.image = value.to_owned(),
+                "stack" => job.stack = Some(value.to_owned()),
                 "stripe_above" => job.stripe_above = Some(number()?),
                 "directory" => job.directory = Some(value.into()),
                 "format" => job.format = Some(number()?),
@@ -190,14 +196,14 @@ impl Job {
         {
             return Err(Error::invalid("--k and --m: expected --cleaning=threshold, too"));
         }
-        match job.image.is_empty() && job.directory.is_none() && !job.ram
+        match job.image.is_empty() && job.directory.is_none() && job.stack.is_none() && !job.ram
             || job.depth == 0
             || job.bytes == 0
             || job.jobs == 0
             || job.shards == 0
         {
             true => Err(Error::invalid(
-                "expected --image=PATH or --directory=PATH, and --iodepth, --bs, --jobs and --shards above 0",
+                "expected --image=PATH, --stack=LINE or --directory=PATH, and --iodepth, --bs, --jobs and --shards above 0",
             )),
             false => Ok(job),
         }
@@ -278,23 +284,40 @@ impl Clock {
     }
 }
 
-async fn open(job: &Job) -> Result<FileSystem> {
-    if let Some(size) = job.format.filter(|_| !job.ram) {
+/// Builds the zones of the job. The stack is closed after the file system.
+async fn build(job: &Job) -> Result<(BuiltStack, Arc<dyn ZonesPart>)> {
+    let is_image = !job.ram && job.stack.is_none();
+    if let Some(size) = job.format.filter(|_| is_image) {
         // Existing blocks stay allocated.
         let file = std::fs::File::options().create(true).truncate(false).write(true).open(&job.image);
         let file = file.and_then(|file| file.set_len(size));
         file.map_err(|error| Error::from_io(&error, &format!("making {}", job.image)))?;
     }
-    let registry = Registry::new(vec![&disks::file::KIND, &disks::ram::KIND]);
-    let line = match job.ram {
-        true => format!("ram(size={}, block_size=4096)", job.format.unwrap_or(8 << 30)),
-        false => format!("file({}, block_size=4096)", job.image),
+    let registry = Registry::new(vec![
+        &disks::file::KIND,
+        &disks::ram::KIND,
+        &objects::KIND,
+        &zone_writecache::KIND,
+        &zones::on_device::KIND,
+    ]);
+    let line = match (&job.stack, job.ram) {
+        (Some(line), _) => line.clone(),
+        (None, true) => format!("ram(size={}, block_size=4096)", job.format.unwrap_or(8 << 30)),
+        (None, false) => format!("file({}, block_size=4096)", job.image),
     };
     let stack =
         Stack::from_line("fs-load", &line, &registry).map_err(|error| Error::invalid(error.to_string()))?;
-    let plan = stack.check(false).map_err(|error| Error::invalid(error.to_string()))?;
-    let device = plan.build().await?.top()?;
-    let zones = zones_on(device, job.format.is_some(), job.zone_size).await?;
+    let formats = job.stack.is_some() && job.format.is_some();
+    let plan = stack.check(formats).map_err(|error| Error::invalid(error.to_string()))?;
+    let built = plan.build().await?;
+    let zones = match job.stack {
+        Some(_) => built.zones("top")?,
+        None => zones_on(built.top()?, job.format.is_some(), job.zone_size).await?,
+    };
+    Ok((built, zones))
+}
+
+async fn open(job: &Job, zones: Arc<dyn ZonesPart>) -> Result<FileSystem> {
     let mut settings = Settings {
         appends_in_flight: job.lanes,
         io_depth: job.depth_bytes,
@@ -712,7 +735,14 @@ async fn close(files: FileSystem) -> Result<()> {
 }
 
 async fn run(job: &Job) -> Result<(Measured, Duration)> {
-    let files = open(job).await?;
+    let (built, zones) = build(job).await?;
+    let files = open(job, zones).await?;
+    let measured = measure(job, files).await?;
+    built.close().await?;
+    Ok(measured)
+}
+
+async fn measure(job: &Job, files: FileSystem) -> Result<(Measured, Duration)> {
     if job.rw == "simulation" {
         let measured = simulate(job, &files).await?;
         close(files).await?;

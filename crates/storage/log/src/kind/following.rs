@@ -18,7 +18,7 @@ use block::{
     Part, Payload, ReadOutcome, Result, Status, View, ZeroMode, ZonesPart,
 };
 use runtime::sync::Notify;
-use runtime::{FailureRun, Home, TaskGroup};
+use runtime::{FailureRun, Home, Instant, TaskGroup};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -26,6 +26,32 @@ use std::time::Duration;
 
 /// Time between two looks at the number of the zones' state, which costs no I/O.
 const POLL: Duration = Duration::from_millis(500);
+/// Longest time until a state that couldn't be opened is opened again, if there is no newer one.
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+
+/// A state that couldn't be opened.
+#[derive(Debug, Clone, Copy)]
+struct Failed {
+    number: u64,
+    /// Number of attempts.
+    attempts: u32,
+    at: Instant,
+}
+
+impl Failed {
+    /// Whether a state is to be opened: a newer one, or the same one after a pause that grows. An opening reads
+    /// much, and its next one finds the same, unless the store was at fault.
+    fn permits(&self, number: u64, now: Instant) -> bool {
+        let pause = POLL.saturating_mul(1 << self.attempts.min(10)).min(MAX_PAUSE);
+        number != self.number || now >= self.at + pause
+    }
+
+    /// After another failure.
+    fn after(before: Option<Failed>, number: u64, at: Instant) -> Failed {
+        let same = before.filter(|before| before.number == number);
+        Failed { number, attempts: same.map_or(1, |same| same.attempts.saturating_add(1)), at }
+    }
+}
 
 /// A log that is followed.
 #[derive(Debug)]
@@ -54,6 +80,7 @@ struct Follower {
     /// States that reads may still use.
     retired: RefCell<Vec<Arc<State>>>,
     failures: FailureRun,
+    failed: Cell<Option<Failed>>,
     error: RefCell<Option<Error>>,
     is_closed: Cell<bool>,
     closed: Notify,
@@ -116,6 +143,7 @@ impl FollowingLog {
             shared: shared.clone(),
             retired: RefCell::default(),
             failures: FailureRun::default(),
+            failed: Cell::new(None),
             error: RefCell::new(None),
             is_closed: Cell::new(false),
             closed: Notify::new(),
@@ -134,6 +162,8 @@ impl Follower {
                 break;
             }
             match self.follow().await {
+                // A state that can't be opened still can't.
+                Ok(()) if self.failed.get().is_some() => {}
                 Ok(()) => {
                     self.failures.ended("opening the newest state of a log of another machine");
                     self.error.replace(None);
@@ -149,11 +179,23 @@ impl Follower {
     }
 
     async fn follow(&self) -> Result<()> {
-        if self.zones.state().await? == self.shared.current().number {
+        let number = self.zones.state().await?;
+        let failed = self.failed.get();
+        if number == self.shared.current().number
+            || failed.is_some_and(|failed| !failed.permits(number, runtime::now()))
+        {
             return Ok(());
         }
         let Some(view) = self.zones.view().await? else { return Ok(()) };
-        let state = State::open(view, &self.options).await?;
+        let number = view.number;
+        let state = match State::open(view, &self.options).await {
+            Ok(state) => state,
+            Err(error) => {
+                self.failed.set(Some(Failed::after(failed, number, runtime::now())));
+                return Err(error);
+            }
+        };
+        self.failed.set(None);
         let before = self.shared.replace(Arc::new(state));
         self.retired.borrow_mut().push(before);
         Ok(())
@@ -337,5 +379,25 @@ impl Device for Handle {
             let (_state, device) = self.device().await?;
             device.extents(range).await
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_that_cannot_be_opened_is_opened_again_after_growing_pauses() {
+        let start = runtime::now();
+        let mut failed = Failed::after(None, 7, start);
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            let pause = (1..).map(|half| POLL * half).find(|pause| failed.permits(7, failed.at + *pause));
+            pauses.push(pause.unwrap().as_secs());
+            assert!(failed.permits(8, failed.at), "a newer one at once");
+            failed = Failed::after(Some(failed), 7, failed.at);
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        assert_eq!(Failed::after(Some(failed), 8, start).attempts, 1);
     }
 }

@@ -7,10 +7,12 @@
 //! `WRITES` is the number of writes: the difference of two runs, divided by the difference of their numbers,
 //! excludes the start. The volume is overwritten, so the cleaner runs; with `VOLUME` (in MiB) far below the
 //! disk's size it finds zones without live blocks.
+//!
+//! `writes_of_shards_over_ram` has `SHARDS` threads with `DEPTH` clients each, and `HOMES` home shards.
 
 use block::{BlockIndex, BlockSize, Data, Device, DevicePart, Durability, Part};
 use log::kind::{Options, open};
-use runtime::Random;
+use runtime::{Random, ShardIndex};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -56,6 +58,33 @@ fn writes_over_ram() {
         part.close().await.unwrap();
     };
     runtime::run(runtime::Config::default(), main).unwrap();
+}
+
+/// Clients on all threads, so that most writes are sent to another one.
+#[test]
+#[ignore = "it is measured from outside"]
+fn writes_of_shards_over_ram() {
+    let (shards, homes) = (number("SHARDS", 2), number("HOMES", 2));
+    let main = move || async move {
+        let options = Options {
+            format: true,
+            zone_size: Some(1 << 20),
+            size: Some(number("VOLUME", 16) << 20),
+            shards: u32::try_from(homes).ok(),
+            ..Options::default()
+        };
+        let part = Arc::new(open(disk(), &options).await.unwrap());
+        let clients = (0..shards).map(|shard| {
+            let part = part.clone();
+            runtime::spawn_on(ShardIndex(shard as usize), move || async move {
+                let device = part.open().await.unwrap();
+                write_randomly(&device, device.geometry().blocks.0).await;
+            })
+        });
+        runtime::join_all(clients.collect::<Vec<_>>()).await;
+        part.close().await.unwrap();
+    };
+    runtime::run(runtime::Config::default().with_shards(shards as usize), main).unwrap();
 }
 
 #[test]

@@ -22,6 +22,8 @@ pub enum Program {
 /// A running store on loopback with an empty bucket `vol`.
 pub struct Server {
     process: Child,
+    program: PathBuf,
+    kind: Program,
     pub port: u16,
     /// Folder of the store.
     #[allow(dead_code, reason = "only tests that alter objects use it")]
@@ -68,29 +70,11 @@ impl Server {
         };
         let Some(path) = find(name) else { return skipped("is not installed") };
         let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
-        let mut command = Command::new(path);
-        match program {
-            Program::VersityGw => {
-                std::fs::create_dir(folder.path().join("vol")).unwrap();
-                let address = format!("127.0.0.1:{port}");
-                command.args([
-                    "--keep-alive",
-                    "--quiet",
-                    "--access",
-                    "key",
-                    "--secret",
-                    "hidden",
-                    "--port",
-                    &address,
-                ]);
-                command.arg("posix").arg(folder.path());
-            }
-            Program::Moto => {
-                command.args(["-H", "127.0.0.1", "-p", &port.to_string()]);
-            }
+        if program == Program::VersityGw {
+            std::fs::create_dir(folder.path().join("vol")).unwrap();
         }
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut server = Server { process: command.spawn().unwrap(), port, folder };
+        let process = Server::spawn(program, &path, port, &folder);
+        let mut server = Server { process, program: path, kind: program, port, folder };
         if !server.is_ready() {
             return skipped("ends at once; expected a folder for temporary files with extended attributes");
         }
@@ -98,6 +82,44 @@ impl Server {
             server.ask("PUT /vol");
         }
         Some(server)
+    }
+
+    fn spawn(kind: Program, program: &Path, port: u16, folder: &TempDir) -> Child {
+        let mut command = Command::new(program);
+        match kind {
+            Program::VersityGw => {
+                let address = format!("127.0.0.1:{port}");
+                command.args(["--keep-alive", "--quiet", "--access", "key", "--secret", "hidden"]);
+                command.args(["--port", &address, "posix"]).arg(folder.path());
+            }
+            Program::Moto => {
+                command.args(["-H", "127.0.0.1", "-p", &port.to_string()]);
+            }
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().unwrap()
+    }
+
+    /// Stops the server where it is, or lets it continue: SIGSTOP and SIGCONT.
+    #[allow(dead_code, reason = "for tests of outages in another crate")]
+    pub fn freeze(&self, is_frozen: bool) {
+        let signal = if is_frozen { "-STOP" } else { "-CONT" };
+        let status = Command::new("kill").args([signal, &self.process.id().to_string()]).status();
+        assert!(status.unwrap().success(), "the store has ended");
+    }
+
+    /// Ends the server by SIGKILL; VersityGW keeps its objects.
+    #[allow(dead_code, reason = "for tests of outages in another crate")]
+    pub fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Starts the server again, with the same objects and address.
+    #[allow(dead_code, reason = "for tests of outages in another crate")]
+    pub fn restart(&mut self) {
+        self.process = Server::spawn(self.kind, &self.program, self.port, &self.folder);
+        assert!(self.is_ready(), "the store ends");
     }
 
     /// Waits until the server listens; false if it has ended.

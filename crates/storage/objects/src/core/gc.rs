@@ -10,7 +10,7 @@ use std::rc::Rc;
 /// Most pages of a listing: a thousand million objects.
 const MAX_PAGES: usize = 1 << 20;
 /// Most pieces that one search finds; the next one finds the others.
-const MAX_PIECES: usize = 1 << 20;
+const MAX_PIECES: usize = 1 << 17;
 
 impl Core {
     /// Lists all objects of the volume, and has those deleted, after the grace, that nothing needs. Returns
@@ -40,6 +40,10 @@ impl Core {
         self.manifests.list(&names.pieces(), MAX_PAGES, take).await?;
         let mut epochs: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
         let take = |name| match name {
+            // This epoch began with a base.
+            Name::Base { epoch, .. } if epoch < own => {
+                found.insert(name);
+            }
             Name::Manifest { epoch, number } if epoch < own && !known.contains(&name) => {
                 epochs.entry(epoch).or_default().push(number);
             }

@@ -31,12 +31,26 @@ enum Source {
 
 impl Core {
     /// Fills the buffer with bytes of a zone.
-    pub async fn read(self: Rc<Self>, at: ZoneAddress, buffer: Buffer) -> ReadOutcome {
-        let sources = match self.sources(at, buffer.len() as u64) {
-            Ok(sources) => sources,
-            Err(error) => return (Err(error), buffer),
-        };
-        runtime::read_pieces(buffer, sources, |source, buffer| self.read_source(source, buffer)).await
+    pub async fn read(self: Rc<Self>, at: ZoneAddress, mut buffer: Buffer) -> ReadOutcome {
+        let mut attempts = 0;
+        loop {
+            let changes = self.merging.changes.get();
+            let sources = match self.sources(at, buffer.len() as u64) {
+                Ok(sources) => sources,
+                Err(error) => return (Err(error), buffer),
+            };
+            let read = |source, buffer| self.read_source(source, buffer);
+            let (outcome, filled) = runtime::read_pieces(buffer, sources, read).await;
+            attempts += 1;
+            // Pieces that were merged since are deleted a grace later, and a read may take longer.
+            let is_again = matches!(outcome, Err(Error::Corrupt(_)))
+                && self.merging.changes.get() != changes
+                && attempts < ATTEMPTS;
+            if !is_again {
+                return (outcome, filled);
+            }
+            buffer = filled;
+        }
     }
 
     /// Places of bytes of a zone, each with its number of bytes.
@@ -129,7 +143,10 @@ impl Core {
         let (end, mut damaged, mut pause) = (runtime::now() + LIMIT, 0, PAUSE.0);
         loop {
             buffer.clear();
-            let read = self.read_range(name, length, &range, &key, buffer);
+            let read = async {
+                let _memory = self.reads.acquire(range.bytes).await;
+                self.read_range(name, length, &range, &key, buffer).await
+            };
             let error = match runtime::timeout(end - runtime::now(), read).await {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(error)) => error,

@@ -60,10 +60,10 @@ impl Core {
             return;
         }
         let mut zones = self.zones.borrow_mut();
-        let length = |zone: &Zone| zone.gather.as_ref().map_or(0, |gather| gather.length());
-        let longest = (0_u32..).zip(zones.iter_mut()).max_by_key(|(_, zone)| length(zone));
-        if let Some((index, zone)) = longest.filter(|(_, zone)| length(zone) > 0) {
-            self.upload(zone, ZoneIndex(index));
+        let length = |index: &u32| zones[*index as usize].gather.as_ref().map_or(0, |gather| gather.length());
+        let longest = self.gathering.borrow().longest().max_by_key(length);
+        if let Some(index) = longest {
+            self.upload(&mut zones[index as usize], ZoneIndex(index));
         }
     }
 
@@ -78,6 +78,7 @@ impl Core {
         let Some(gather) = zone.gather.take() else { return };
         let sealed = Rc::new(gather.seal());
         let (offset, length) = (sealed.offset, sealed.length);
+        self.gathering.borrow_mut().changed(index.0, length, 0);
         let name = self.name(zone, index, offset, 0);
         let (kept, in_flight) = (Some(sealed.clone()), &self.uploads.in_flight);
         in_flight.set(in_flight.get() + length);
@@ -104,16 +105,10 @@ impl Core {
             if Rc::strong_count(sealed) == 1 {
                 return Err(Error::cancelled("the zone was reset"));
             }
-            name.serial = self.uploads.next.replace(self.uploads.next.get() + 1);
-            let key = self.manifests.names.key(Name::Piece(name));
-            let body = piece_object(&self.log.identity().volume, &name, &sealed.chunks);
-            let failure = match self.manifests.store.put(&key, body, &Condition::Absent).await {
-                Ok(Put::Written(_)) => {
-                    self.uploads.failures.ended("uploading pieces");
-                    return Ok(name.serial);
-                }
-                Ok(Put::ConditionFailed) => Error::already_exists(format!("object {key}")),
-                Err(error) => error,
+            name.serial = self.next_serial();
+            let Err(failure) = self.put_piece(&name, sealed).await else {
+                self.uploads.failures.ended("uploading pieces");
+                return Ok(name.serial);
             };
             drop(slot);
             // It may be written or not; the next attempt has another name.
@@ -124,26 +119,52 @@ impl Core {
         }
     }
 
+    /// Serial number of the next attempt to upload a piece.
+    pub(super) fn next_serial(&self) -> u64 {
+        self.uploads.next.replace(self.uploads.next.get() + 1)
+    }
+
+    /// Uploads a piece by one attempt. After an error it may be stored or not, so the attempt's name is
+    /// garbage.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub(super) async fn put_piece(&self, name: &PieceName, sealed: &Sealed) -> Result<()> {
+        let key = self.manifests.names.key(Name::Piece(*name));
+        let body = piece_object(&self.log.identity().volume, name, &sealed.chunks);
+        match self.manifests.store.put(&key, body, &Condition::Absent).await? {
+            Put::Written(_) => Ok(()),
+            Put::ConditionFailed => Err(Error::already_exists(format!("object {key}"))),
+        }
+    }
+
     fn end_upload(self: &Rc<Self>, mut name: PieceName, sealed: Rc<Sealed>, stored: Result<u64>) {
-        self.uploads.in_flight.set(self.uploads.in_flight.get() - sealed.length);
+        let length = sealed.length;
+        self.uploads.in_flight.set(self.uploads.in_flight.get() - length);
+        let is_stored = stored.is_ok();
         if let Ok(serial) = stored {
             name.serial = serial;
             let mut zones = self.zones.borrow_mut();
             let is_it =
                 |piece: &&mut Pending| piece.sealed.as_ref().is_some_and(|known| Rc::ptr_eq(known, &sealed));
-            match zones[name.zone as usize].pending.iter_mut().find(is_it) {
+            let zone = &mut zones[name.zone as usize];
+            match zone.pending.iter_mut().find(is_it) {
                 Some(piece) => (piece.serial, piece.sealed) = (serial, None),
                 None => self.garbage.add([Name::Piece(name)]),
             }
+            zone.notify_flushes();
         }
         // Releases the memory, unless a zone whose log has failed still has it.
         drop(sealed);
         if self.log.check().is_err() {
             self.discard_all();
+            self.changed.notify_all();
         }
-        self.changed.notify_all();
         if self.uploads.waiting.get() > 0 {
             self.upload_longest();
+        }
+        if is_stored {
+            self.uploaded(length);
         }
     }
 
@@ -151,6 +172,7 @@ impl Core {
     fn discard_all(&self) {
         for zone in self.zones.borrow_mut().iter_mut() {
             zone.pending.iter_mut().for_each(|piece| piece.sealed = None);
+            zone.notify_flushes();
         }
     }
 

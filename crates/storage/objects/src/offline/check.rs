@@ -5,22 +5,20 @@
 //! manifest before it is reported: the writer deletes what it doesn't need any more.
 
 use super::Volume;
-use super::survey::{Count, Survey, Suspect, survey};
+use super::survey::{Count, MAX_LISTED, Seen, Survey, survey};
 use crate::core::{Core, MAX_READ};
-use crate::format::CHUNK;
+use crate::format::{CHUNK, object_length};
 use crate::looking::{Looked, look};
 use crate::names::{Name, PieceName};
 use block::{Buffer, Error, Result};
 use serde_json::{Value, json};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
 /// Pieces that are read at the same time, each with a buffer of [`MAX_READ`].
 const READERS: usize = 16;
-/// Most findings that are listed.
-const MAX_LISTED: usize = 1000;
 
 /// An object that is damaged or missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,11 +66,15 @@ impl CheckReport {
         self.damaged_objects > 0
     }
 
-    fn add(&mut self, damage: Damage) {
+    /// Adds an object without these ranges of a zone, with a description if it is one of the first.
+    fn add(&mut self, zone: Option<u32>, ranges: &[Range<u64>], describe: impl Fn() -> (String, String)) {
         self.damaged_objects += 1;
-        self.lost_bytes += damage.bytes.end - damage.bytes.start;
-        if self.damage.len() < MAX_LISTED {
-            self.damage.push(damage);
+        for range in ranges {
+            self.lost_bytes += range.end - range.start;
+            if self.damage.len() < MAX_LISTED {
+                let (object, what) = describe();
+                self.damage.push(Damage { object, what, zone, bytes: range.clone() });
+            }
         }
     }
 
@@ -105,7 +107,7 @@ impl Damage {
     }
 }
 
-/// Damage of pieces: text, and the lost bytes relative to the piece.
+/// Damage that reading has found, of the first pieces: text, and the lost bytes relative to the piece.
 type Damaged = BTreeMap<PieceName, (String, Vec<Range<u64>>)>;
 
 /// Adds a range behind others, joined with the last one if it continues it.
@@ -129,69 +131,70 @@ impl Volume {
         progress: &dyn Fn(u64, u64),
     ) -> Result<CheckReport> {
         let looked = match self.look().await {
-            Err(error @ (Error::Corrupt(_) | Error::Unsupported(_))) => return Ok(without_state(&error)),
+            Err(error @ Error::Corrupt(_)) => return Ok(without_state(&error)),
             looked => looked?,
         };
-        let survey = survey(&self.manifests, &looked, listed).await?;
-        let mut damaged = Damaged::new();
-        for Suspect { name, expected, found } in &survey.suspects {
-            let Name::Piece(piece) = name else { continue };
-            let what = match (found, expected) {
-                (Some(found), Some(expected)) => format!("it has {found} bytes; expected {expected}"),
-                _ => "it is missing".to_owned(),
-            };
-            let length = length_of(&looked, piece);
-            damaged.insert(*piece, (what, std::iter::once(0..length).collect()));
-        }
+        let mut survey = survey(&self.manifests, &looked, listed).await?;
         let mut report = report_of(&looked, &survey);
+        let mut damaged = Damaged::new();
         if data {
-            report.verified_bytes = Some(self.read_all(&looked, &mut damaged, progress).await?);
+            let (good, found) = self.read_all(&looked, &mut survey.seen, progress).await?;
+            (report.verified_bytes, damaged) = (Some(good), found);
         }
-        for suspect in survey.suspects.iter().filter(|suspect| matches!(suspect.name, Name::Manifest { .. }))
-        {
-            let object = self.manifests.names.key(suspect.name);
+        for epoch in &survey.claims {
+            let object = self.manifests.key(*epoch, 0);
             let what = "it is missing; expected the claim of each epoch".to_owned();
-            report.add(Damage { object, what, zone: None, bytes: 0..0 });
+            report.add(None, &[0..0], || (object.clone(), what.clone()));
         }
-        if !damaged.is_empty() {
-            // What the writer has deleted since isn't lost.
-            let newer = look(&self.manifests).await?;
-            damaged.retain(|name, _| newer.as_ref().is_some_and(|newer| newer.table.has(name)));
+        let mut lost = survey.seen.zones().flat_map(|zone| survey.seen.pieces(zone, false)).peekable();
+        if damaged.is_empty() && lost.peek().is_none() {
+            return Ok(report);
         }
-        for (name, (what, ranges)) in damaged {
-            for range in ranges {
-                let object = self.manifests.names.key(Name::Piece(name));
-                let bytes = name.offset + range.start..name.offset + range.end;
-                report.add(Damage { object, what: what.clone(), zone: Some(name.zone), bytes });
-            }
+        // What the writer has deleted since, or merged with others, isn't lost.
+        let newer = look(&self.manifests).await?;
+        let is_needed = |name: &PieceName| newer.as_ref().is_some_and(|newer| newer.table.has(name));
+        let key = |name: PieceName| self.manifests.names.key(Name::Piece(name));
+        for (name, (what, ranges)) in damaged.iter().filter(|(name, _)| is_needed(name)) {
+            let of_zone = |range: &Range<u64>| name.offset + range.start..name.offset + range.end;
+            let ranges: Vec<Range<u64>> = ranges.iter().map(of_zone).collect();
+            report.add(Some(name.zone), &ranges, || (key(*name), what.clone()));
         }
+        for (name, length) in lost.filter(|(name, _)| is_needed(name)) {
+            let what = || match survey.lengths.get(&name) {
+                Some(found) => format!("it has {found} bytes; expected {}", object_length(length)),
+                None => "it is missing".to_owned(),
+            };
+            let range = name.offset..name.offset + length;
+            report.add(Some(name.zone), std::slice::from_ref(&range), || (key(name), what()));
+        }
+        report.damage.sort_by_key(|damage| (damage.zone, damage.bytes.start));
         Ok(report)
     }
 
-    /// Reads and verifies all pieces but those that are damaged already. Returns the number of good bytes.
+    /// Reads and verifies all pieces that seem to be sound. Returns the number of good bytes, and what is
+    /// damaged; of more pieces than are listed it notes only that they aren't sound.
     async fn read_all(
         &self,
         looked: &Looked,
-        damaged: &mut Damaged,
+        seen: &mut Seen<'_>,
         progress: &dyn Fn(u64, u64),
-    ) -> Result<u64> {
-        let core = self.reading(looked)?;
-        let known: BTreeSet<PieceName> = damaged.keys().copied().collect();
+    ) -> Result<(u64, Damaged)> {
+        let zones = seen.zones();
         let reading = Reading {
-            core,
+            core: self.reading(looked)?,
             total: looked.table.stored().1,
             done: Cell::new(0),
             good: Cell::new(0),
             failure: RefCell::new(None),
-            damaged: RefCell::new(std::mem::take(damaged)),
+            damaged: RefCell::default(),
+            seen: RefCell::new(seen),
             progress,
         };
-        let zones = 0..looked.table.zones.len() as u32;
-        let pieces = zones.flat_map(|zone| looked.table.names(zone)).filter(|name| !known.contains(name));
-        let reads = pieces.map(|name| reading.read_piece(name, length_of(looked, &name)));
+        let pieces = zones.flat_map(|zone| reading.seen.borrow().pieces(zone, true).collect::<Vec<_>>());
+        let reads = pieces.map(|(name, length)| reading.read_piece(name, length));
         runtime::join_limited(READERS, reads).await;
-        *damaged = reading.damaged.take();
-        reading.failure.take().map_or(Ok(reading.good.get()), Err)
+        let damaged = reading.damaged.take();
+        reading.failure.take().map_or(Ok((reading.good.get(), damaged)), Err)
     }
 }
 
@@ -199,11 +202,11 @@ impl Volume {
 fn without_state(error: &Error) -> CheckReport {
     let mut report = CheckReport::default();
     let what = error.detail().to_owned();
-    report.add(Damage { object: String::new(), what, zone: None, bytes: 0..0 });
+    report.add(None, &[0..0], || (String::new(), what.clone()));
     report
 }
 
-fn report_of(looked: &Looked, survey: &Survey) -> CheckReport {
+fn report_of(looked: &Looked, survey: &Survey<'_>) -> CheckReport {
     CheckReport {
         manifest: Some((looked.manifest.epoch, looked.manifest.number)),
         writer: looked.manifest.writer.name.clone(),
@@ -216,15 +219,8 @@ fn report_of(looked: &Looked, survey: &Survey) -> CheckReport {
     }
 }
 
-/// Bytes of data of a piece of the table.
-fn length_of(looked: &Looked, name: &PieceName) -> u64 {
-    let pieces = &looked.table.zones[name.zone as usize].pieces;
-    let at = pieces.binary_search_by_key(&name.offset, |piece| piece.offset);
-    at.map_or(0, |at| pieces[at].length.into())
-}
-
 /// Reads of all pieces.
-struct Reading<'p> {
+struct Reading<'p, 't> {
     core: Rc<Core>,
     total: u64,
     done: Cell<u64>,
@@ -232,10 +228,11 @@ struct Reading<'p> {
     /// Error of the store, after which nothing more is read.
     failure: RefCell<Option<Error>>,
     damaged: RefCell<Damaged>,
+    seen: RefCell<&'p mut Seen<'t>>,
     progress: &'p dyn Fn(u64, u64),
 }
 
-impl Reading<'_> {
+impl Reading<'_, '_> {
     async fn read_piece(&self, name: PieceName, length: u64) {
         let mut at = 0;
         while at < length && self.failure.borrow().is_none() {
@@ -274,6 +271,10 @@ impl Reading<'_> {
             return true;
         }
         let mut damaged = self.damaged.borrow_mut();
+        if damaged.len() >= MAX_LISTED && !damaged.contains_key(name) {
+            self.seen.borrow_mut().set(name, false);
+            return false;
+        }
         let what = || if is_missing { "it is missing".to_owned() } else { error.detail().to_owned() };
         let (_, ranges) = damaged.entry(*name).or_insert_with(|| (what(), Vec::new()));
         add_range(ranges, range);

@@ -13,6 +13,10 @@ use std::collections::{BTreeMap, BTreeSet};
 const MAX_PAGES: usize = 1 << 20;
 /// Most names of garbage that are kept; the others are counted.
 const MAX_NAMES: usize = 1 << 20;
+/// Most objects that are described one by one; the others are counted.
+pub(super) const MAX_LISTED: usize = 1000;
+/// Missing pieces that are asked for together.
+const BATCH: usize = 1024;
 
 /// Attempts to find the end of an epoch whose manifests are being deleted.
 const ATTEMPTS: u32 = 4;
@@ -32,19 +36,9 @@ impl Count {
     }
 }
 
-/// An object that the state needs, and that isn't as it should be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Suspect {
-    pub name: Name,
-    /// Bytes that a piece should have; `None` for a claim.
-    pub expected: Option<u64>,
-    /// Bytes that it has; `None` for a missing object.
-    pub found: Option<u64>,
-}
-
 /// Objects below the prefix.
-#[derive(Debug, Default)]
-pub(crate) struct Survey {
+#[derive(Debug)]
+pub(crate) struct Survey<'t> {
     /// Pieces that the zone table names, and that exist.
     pub pieces: Count,
     /// Manifests that are needed.
@@ -57,11 +51,17 @@ pub(crate) struct Survey {
     pub unsettled: Count,
     /// Objects of other programs.
     pub foreign: Count,
-    pub suspects: Vec<Suspect>,
+    /// Epochs whose claims are missing, the first ones.
+    pub claims: Vec<u32>,
+    /// Pieces of the table; those that aren't noted are missing or have another length.
+    pub seen: Seen<'t>,
+    /// Bytes of the objects that have another length, of the first ones.
+    pub lengths: BTreeMap<PieceName, u64>,
 }
 
-/// Pieces of a table that a listing has shown.
-struct Seen<'t> {
+/// Pieces of a table that are sound: one bit for each.
+#[derive(Debug)]
+pub(crate) struct Seen<'t> {
     table: &'t Table,
     /// Number of the first piece of each zone.
     first: Vec<usize>,
@@ -83,28 +83,42 @@ impl<'t> Seen<'t> {
         self.first[zone as usize] + at
     }
 
-    /// Notes a piece, and returns its bytes of data; `None` if the table doesn't name it.
-    fn note(&mut self, name: &PieceName) -> Option<u64> {
+    /// Number of a piece, and its bytes of data; `None` if the table doesn't name it.
+    fn find(&self, name: &PieceName) -> Option<(usize, u64)> {
         if !self.table.has(name) {
             return None;
         }
         let pieces = &self.table.zones[name.zone as usize].pieces;
         let at = pieces.binary_search_by_key(&name.offset, |piece| piece.offset).ok()?;
-        let number = self.number(name.zone, at);
-        self.bits[number / 64] |= 1 << (number % 64);
-        Some(pieces[at].length.into())
+        Some((self.number(name.zone, at), pieces[at].length.into()))
     }
 
-    /// Pieces that weren't noted, with their bytes of data.
-    fn missing(&self) -> impl Iterator<Item = (PieceName, u64)> + '_ {
-        (0..self.table.zones.len() as u32).flat_map(move |zone| {
-            let lengths = self.table.zones[zone as usize].pieces.iter().map(|piece| u64::from(piece.length));
-            let named = self.table.names(zone).zip(lengths).enumerate();
-            named.filter_map(move |(at, found)| {
-                let number = self.number(zone, at);
-                (self.bits[number / 64] & 1 << (number % 64) == 0).then_some(found)
-            })
+    /// Notes that a piece of the table is sound, or that it isn't.
+    pub fn set(&mut self, name: &PieceName, is_sound: bool) {
+        let Some((number, _)) = self.find(name) else { return };
+        let bit = 1 << (number % 64);
+        match is_sound {
+            true => self.bits[number / 64] |= bit,
+            false => self.bits[number / 64] &= !bit,
+        }
+    }
+
+    fn is_sound(&self, number: usize) -> bool {
+        self.bits[number / 64] & 1 << (number % 64) != 0
+    }
+
+    /// Pieces of a zone, with their bytes of data, that are sound, or that aren't.
+    pub fn pieces(&self, zone: u32, are_sound: bool) -> impl Iterator<Item = (PieceName, u64)> + '_ {
+        let lengths = self.table.zones[zone as usize].pieces.iter().map(|piece| u64::from(piece.length));
+        let named = self.table.names(zone).zip(lengths).enumerate();
+        named.filter_map(move |(at, found)| {
+            (self.is_sound(self.number(zone, at)) == are_sound).then_some(found)
         })
+    }
+
+    /// Numbers of the zones.
+    pub fn zones(&self) -> std::ops::Range<u32> {
+        0..self.table.zones.len() as u32
     }
 }
 
@@ -125,7 +139,34 @@ async fn list(manifests: &Manifests, prefix: &str, mut take: impl FnMut(&str, u6
     )))
 }
 
-impl Survey {
+impl<'t> Survey<'t> {
+    fn new(table: &'t Table) -> Self {
+        let none = Count::default();
+        Survey {
+            pieces: none,
+            manifests: none,
+            garbage: none,
+            names: Vec::new(),
+            unsettled: none,
+            foreign: none,
+            claims: Vec::new(),
+            seen: Seen::new(table),
+            lengths: BTreeMap::new(),
+        }
+    }
+
+    /// Notes that the object of a piece of the table has these bytes; `None` for none.
+    fn note(&mut self, name: PieceName, expected: u64, found: Option<u64>) {
+        let is_sound = found == Some(expected);
+        self.seen.set(&name, is_sound);
+        self.lengths.remove(&name);
+        match found {
+            Some(bytes) if is_sound => self.pieces.add(bytes),
+            Some(bytes) if self.lengths.len() < MAX_LISTED => drop(self.lengths.insert(name, bytes)),
+            _ => {}
+        }
+    }
+
     fn waste(&mut self, name: Name, bytes: u64) {
         self.garbage.add(bytes);
         if self.names.len() < MAX_NAMES {
@@ -142,10 +183,15 @@ impl Survey {
 ///
 /// # Errors
 /// Errors of the store.
-pub(crate) async fn survey(manifests: &Manifests, looked: &Looked, progress: &dyn Fn(u64)) -> Result<Survey> {
-    let (mut survey, mut seen, mut count) = (Survey::default(), Seen::new(&looked.table), 0);
+pub(crate) async fn survey<'t>(
+    manifests: &Manifests,
+    looked: &'t Looked,
+    progress: &dyn Fn(u64),
+) -> Result<Survey<'t>> {
+    let (mut survey, mut count) = (Survey::new(&looked.table), 0);
     let state = looked.manifest.epoch;
     let is_over = |epoch: u32| epoch < state || (epoch == state && looked.is_final());
+    let base = (state, looked.manifest.link);
     let mut epochs: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
     let take = |key: &str, bytes: u64| {
         count += 1;
@@ -157,32 +203,29 @@ pub(crate) async fn survey(manifests: &Manifests, looked: &Looked, progress: &dy
             Some(Name::Manifest { epoch, number }) => {
                 return epochs.entry(epoch).or_default().push((number, bytes));
             }
+            Some(Name::Base { epoch, number }) if (epoch, number) == base => {
+                return survey.manifests.add(bytes);
+            }
+            // The next epoch has begun with a base, or nothing will link to it.
+            Some(name @ Name::Base { epoch, .. }) if is_over(epoch) => return survey.waste(name, bytes),
+            Some(Name::Base { .. }) => return survey.unsettled.add(bytes),
             Some(Name::Piece(name)) => name,
         };
-        match seen.note(&name).map(object_length) {
-            Some(expected) if expected == bytes => survey.pieces.add(bytes),
-            Some(expected) => survey.suspects.push(Suspect {
-                name: Name::Piece(name),
-                expected: Some(expected),
-                found: Some(bytes),
-            }),
+        match survey.seen.find(&name) {
+            Some((_, length)) => survey.note(name, object_length(length), Some(bytes)),
             None if is_over(name.epoch) => survey.waste(Name::Piece(name), bytes),
             None => survey.unsettled.add(bytes),
         }
     };
     list(manifests, manifests.names.prefix(), take).await?;
     progress(count);
-    for (name, length) in seen.missing() {
-        let expected = Some(object_length(length));
-        survey.suspects.push(Suspect { name: Name::Piece(name), expected, found: None });
-    }
     for epoch in 1..=looked.claimed {
         let numbers = epochs.remove(&epoch).unwrap_or_default();
         survey_epoch(manifests, looked, (epoch, numbers), &mut survey).await?;
     }
     // Manifests of an epoch that was claimed since.
     epochs.into_values().flatten().for_each(|(_, bytes)| survey.manifests.add(bytes));
-    survey.suspects = confirmed(manifests, std::mem::take(&mut survey.suspects)).await?;
+    confirm(manifests, &mut survey).await?;
     Ok(survey)
 }
 
@@ -191,15 +234,11 @@ async fn survey_epoch(
     manifests: &Manifests,
     looked: &Looked,
     (epoch, listed): (u32, Vec<(u64, u64)>),
-    survey: &mut Survey,
+    survey: &mut Survey<'_>,
 ) -> Result<()> {
     let numbers: Vec<u64> = listed.iter().map(|(number, _)| *number).collect();
-    if numbers.first() != Some(&0) {
-        survey.suspects.push(Suspect {
-            name: Name::Manifest { epoch, number: 0 },
-            expected: None,
-            found: None,
-        });
+    if numbers.first() != Some(&0) && survey.claims.len() < MAX_LISTED {
+        survey.claims.push(epoch);
     }
     let state = &looked.manifest;
     let is_old: Box<dyn Fn(u64) -> bool> = match epoch {
@@ -207,7 +246,8 @@ async fn survey_epoch(
             let old = old_of(manifests, epoch, numbers).await?;
             Box::new(move |number| old.contains(&Name::Manifest { epoch, number }))
         }
-        _ if epoch == state.epoch => Box::new(|number| (1..state.link).contains(&number)),
+        // The deltas up to the base, and the first base if there is a later one.
+        _ if epoch == state.epoch => Box::new(|number| state.link > 1 && (1..=state.link).contains(&number)),
         _ => Box::new(|_| false),
     };
     for (number, bytes) in listed {
@@ -235,14 +275,32 @@ async fn old_of(manifests: &Manifests, epoch: u32, listed: Vec<u64>) -> Result<B
     }
 }
 
-/// Asks for each suspect: a listing may show an earlier moment.
-async fn confirmed(manifests: &Manifests, suspects: Vec<Suspect>) -> Result<Vec<Suspect>> {
-    let asked = suspects.into_iter().map(async |suspect| {
-        let found = manifests.store.head(&manifests.names.key(suspect.name)).await?;
-        let found = found.map(|found| found.length);
-        let is_sound = found.is_some() && suspect.expected.is_none_or(|expected| found == Some(expected));
-        Ok::<_, Error>((!is_sound).then_some(Suspect { found, ..suspect }))
-    });
-    let asked = runtime::join_limited(READERS, asked).await.into_iter().collect::<Result<Vec<_>>>()?;
-    Ok(asked.into_iter().flatten().collect())
+/// Asks for each object that seems to be damaged: a listing may show an earlier moment.
+async fn confirm(manifests: &Manifests, survey: &mut Survey<'_>) -> Result<()> {
+    let zones = survey.seen.zones();
+    let mut batch: Vec<(PieceName, u64)> = Vec::new();
+    for zone in zones.clone() {
+        batch.extend(survey.seen.pieces(zone, false));
+        if batch.len() < BATCH && zone + 1 < zones.end {
+            continue;
+        }
+        let heads = batch.iter().map(|(name, _)| length(manifests, Name::Piece(*name)));
+        for ((name, length), found) in batch.iter().zip(runtime::join_limited(READERS, heads).await) {
+            survey.note(*name, object_length(*length), found?);
+        }
+        batch.clear();
+    }
+    let mut lost = Vec::new();
+    for epoch in std::mem::take(&mut survey.claims) {
+        if length(manifests, Name::Manifest { epoch, number: 0 }).await?.is_none() {
+            lost.push(epoch);
+        }
+    }
+    survey.claims = lost;
+    Ok(())
+}
+
+async fn length(manifests: &Manifests, name: Name) -> Result<Option<u64>> {
+    let found = manifests.store.head(&manifests.names.key(name)).await?;
+    Ok(found.map(|found| found.length))
 }

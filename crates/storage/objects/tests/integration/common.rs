@@ -75,3 +75,34 @@ pub fn world<Fut: Future<Output = ()> + 'static>(seed: u64, test: impl FnOnce(Rc
 pub async fn handle(part: &ObjectsPart) -> Rc<dyn Zones> {
     part.open().await.unwrap()
 }
+
+/// Replaces the base of a volume that was just created: its first `full` zones are full of equal pieces,
+/// whose objects don't exist.
+pub fn fill_table(bucket: &Bucket, zones: u32, full: u32, pieces: u32) {
+    let key = "db1/manifest/00000001/0000000000000001";
+    let mut stored = bucket.objects.borrow_mut().remove(key).unwrap();
+    let name_length = usize::from(stored.bytes[54]);
+    let body = 88 + name_length;
+    let zone_size = u64::from_le_bytes(stored.bytes[body + 4..][..8].try_into().unwrap());
+    stored.bytes.truncate(body + 12);
+    assert_eq!(stored.bytes[body..][..4], zones.to_le_bytes());
+    let mut put = |bytes: &[u8]| stored.bytes.extend_from_slice(bytes);
+    put(&full.to_le_bytes());
+    for zone in 0..full {
+        put(&zone.to_le_bytes());
+        put(&1_u64.to_le_bytes());
+        put(&[2]);
+        put(&pieces.to_le_bytes());
+        for number in 0..pieces {
+            put(&((zone_size / u64::from(pieces)) as u32).to_le_bytes());
+            put(&1_u32.to_le_bytes());
+            put(&u64::from(zone * pieces + number).to_le_bytes());
+        }
+    }
+    let length = (stored.bytes.len() - body) as u32;
+    stored.bytes[80..84].copy_from_slice(&length.to_le_bytes());
+    let sum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &stored.bytes) as u32;
+    stored.bytes.extend_from_slice(&sum.to_le_bytes());
+    stored.headers.clear();
+    bucket.objects.borrow_mut().insert(key.to_owned(), stored);
+}

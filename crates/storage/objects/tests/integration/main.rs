@@ -8,6 +8,8 @@ mod cost;
 mod crash;
 mod damage;
 mod fence;
+mod hostile;
+mod merge;
 mod offline;
 mod outage;
 mod overtaken;
@@ -16,4 +18,6 @@ mod real;
 mod rewind;
 #[path = "../../../object-store/tests/integration/servers.rs"]
 mod servers;
+mod sizes;
 mod stores;
+mod worlds;

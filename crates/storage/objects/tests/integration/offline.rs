@@ -145,6 +145,10 @@ fn damaged_manifests_and_lost_claims_are_damage() {
         let report = check(false).await;
         assert!(report.is_damaged() && report.damage[0].what.contains(&last), "{report:?}");
         assert_eq!(report.manifest, None);
+        // Another version isn't damage.
+        bucket.objects.borrow_mut().get_mut(&last).unwrap().bytes[8] = 2;
+        let error = volume().check(false, &|_| (), &|_, _| ()).await.unwrap_err();
+        assert!(matches!(error, Error::Unsupported(_)), "{error}");
     });
 }
 
@@ -397,5 +401,49 @@ fn the_message_flush_uploads_everything() {
         let status = volume().status(false, &|_| ()).await.unwrap();
         assert_eq!(status["stored_bytes"], 4096 + (90 << 10));
         append(&*handle, 0, 3, 4096).await;
+    });
+}
+
+/// Bases beside the deltas are no damage and no garbage while they are needed. Of very many lost pieces the
+/// first ones are listed, and all are counted.
+#[test]
+fn bases_are_known_and_many_lost_pieces_are_counted() {
+    world(9, |bucket| async move {
+        let mut new = options(true);
+        new.settings.merge = false;
+        let part = objects::ObjectsPart::open(new).await.unwrap();
+        let handle = handle(&part).await;
+        for number in 0..1100_u32 {
+            flushed(&*handle, number % 8, number as u8, 512).await;
+        }
+        assert!(!keys(&bucket, ".base").is_empty());
+        let status = volume().status(true, &|_| ()).await.unwrap();
+        assert_eq!(status["garbage"]["objects"], 0, "{status:?}");
+        runtime::sleep(Duration::from_secs(100)).await;
+        let status = volume().status(true, &|_| ()).await.unwrap();
+        assert_eq!((&status["garbage"]["objects"], &status["unsettled"]["objects"]), (&0.into(), &0.into()));
+        assert!(!check(true).await.is_damaged());
+        // One that no delta links to, and deltas before the base, of a writer that is gone.
+        drop(handle);
+        let fence = volume().fence().await.unwrap();
+        let base = keys(&bucket, ".base").pop().unwrap();
+        let stored = bucket.objects.borrow()[&base].clone();
+        let unneeded = ["0000000000000002.base", "0000000000000005", "fffffffffffffff0.base"];
+        let folder = format!("db1/manifest/{:08x}/", fence.epoch);
+        for name in unneeded {
+            bucket.objects.borrow_mut().insert(format!("{folder}{name}"), stored.clone());
+        }
+        let found = collect(false).await;
+        assert_eq!((found.garbage.objects, found.deleted), (3, 3), "{found:?}");
+        assert!(!check(true).await.is_damaged() && keys(&bucket, ".base") == [base]);
+        let pieces = keys(&bucket, "zones/");
+        assert_eq!(pieces.len(), 1100);
+        for key in &pieces[5..] {
+            bucket.objects.borrow_mut().remove(key);
+        }
+        bucket.objects.borrow_mut().get_mut(&pieces[3]).unwrap().bytes[30] ^= 1;
+        let report = check(true).await;
+        assert_eq!((report.damaged_objects, report.damage.len()), (1096, 1000));
+        assert_eq!((report.lost_bytes, report.verified_bytes), (1096 * 512, Some(4 * 512)));
     });
 }

@@ -223,3 +223,90 @@ fn an_outage_leaves_the_last_state() {
         reading.close().await.unwrap();
     });
 }
+
+/// The pieces that a slow reader knows were merged and deleted: a newer manifest has their bytes.
+#[test]
+fn what_was_merged_since_is_read_from_the_newest_state() {
+    world(6, |_bucket| async move {
+        let part = create().await;
+        let writer = handle(&part).await;
+        for value in 0..100 {
+            flushed(&*writer, 0, value, 2048).await;
+        }
+        let slow = ReaderPart::open(options(false), Duration::from_secs(86400)).await.unwrap();
+        let (zones, view) = (slow.open().await.unwrap(), slow.view().await.unwrap().unwrap());
+        let of_view = view.zones.open().await.unwrap();
+        writer.finish(ZoneIndex(0)).await.unwrap();
+        for value in 0..60 {
+            flushed(&*writer, 1, value, 2048).await;
+        }
+        runtime::sleep(settings().grace * 2).await;
+        assert!(part.status().await["merged_objects"].as_u64().unwrap() > 80);
+        let end = report(&*of_view, 0).await.write_pointer;
+        for value in 0..100 {
+            let offset = u64::from(value) * 2048;
+            for zones in [&of_view, &zones] {
+                assert_eq!(read(&**zones, 0, offset, 2048).await, Ok(vec![value; 2048]), "{value}");
+            }
+        }
+        assert_eq!(report(&*of_view, 0).await.write_pointer, end);
+        assert_eq!(report(&*of_view, 1).await.write_pointer, 0, "the view stays");
+        assert_eq!(report(&*zones, 1).await.write_pointer, 60 * 2048);
+        assert_eq!(slow.status().await["states"], 2);
+    });
+}
+
+/// One follow catches up with hundreds of manifests, and bases beside them, with few requests in a row.
+#[test]
+fn a_reader_far_behind_catches_up_with_one_follow() {
+    world(7, |bucket| async move {
+        bucket.latency.set(Duration::from_millis(20));
+        let part = create().await;
+        let writer = handle(&part).await;
+        let slow = ReaderPart::open(options(false), Duration::from_secs(86400)).await.unwrap();
+        let zones = slow.open().await.unwrap();
+        for round in 1..5_u64 {
+            for value in 0..120 {
+                flushed(&*writer, 0, value, 512).await;
+            }
+            let began = runtime::now();
+            slow.follow().await.unwrap();
+            assert_eq!(report(&*zones, 0).await.write_pointer, 120 * 512 * round);
+            assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+        }
+        // Two follows at the same time end with the newest state.
+        flushed(&*writer, 0, 1, 512).await;
+        let outcome = runtime::join_all([slow.follow(), slow.follow()]).await;
+        assert_eq!(outcome, [Ok(()), Ok(())]);
+        assert_eq!(report(&*zones, 0).await.write_pointer, 120 * 512 * 4 + 512);
+    });
+}
+
+/// A look beside an opening: the state of the epoch before isn't taken for the last one once the next epoch
+/// has a base.
+#[test]
+fn a_look_beside_an_opening_finds_what_was_flushed() {
+    for delay in (0..300).step_by(10) {
+        world(8, move |bucket| async move {
+            let part = create().await;
+            let writer = handle(&part).await;
+            flushed(&*writer, 0, 1, 4096).await;
+            drop(writer);
+            part.close().await.unwrap();
+            bucket.latency.set(Duration::from_millis(20));
+            let opening = runtime::spawn(async move {
+                let part = reopen().await;
+                flushed(&*handle(&part).await, 0, 2, 4096).await;
+                part
+            });
+            runtime::sleep(Duration::from_millis(delay)).await;
+            let reading = ReaderPart::open(options(false), INTERVAL).await.unwrap();
+            let status = reading.status().await;
+            let _part = opening.await;
+            let zones = reading.open().await.unwrap();
+            assert!(report(&*zones, 0).await.write_pointer >= 4096, "{delay} ms: {status:?}");
+            reading.follow().await.unwrap();
+            assert_eq!(report(&*zones, 0).await.write_pointer, 8192, "{delay} ms");
+        });
+    }
+}

@@ -7,6 +7,7 @@ mod crash_disk;
 mod fence;
 mod origins;
 mod promises;
+mod read_cache;
 mod recovery;
 mod stalls;
 mod suite;

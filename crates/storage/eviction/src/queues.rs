@@ -30,7 +30,7 @@ impl Ends {
 
 /// The two queues.
 #[derive(Debug)]
-pub(super) struct Queues {
+pub(crate) struct Queues {
     queue: Vec<Queue>,
     previous: Vec<u32>,
     next: Vec<u32>,

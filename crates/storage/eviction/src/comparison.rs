@@ -1,6 +1,6 @@
 //! Hit ratios of the policy, of LRU and of a model of the kernel's smq, on loads that show their differences.
 //!
-//! `cargo test -p siltstone-layers --lib policy -- --nocapture` prints the table that the book shows.
+//! `cargo test -p siltstone-eviction --lib -- --nocapture` prints the table that the book shows.
 
 mod smq;
 

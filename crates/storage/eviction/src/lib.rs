@@ -1,4 +1,4 @@
-//! Eviction policy, without tunables.
+//! Eviction policy of caches on a fast device, without tunables, and the index of their blocks.
 //!
 //! S3-FIFO (Yang, Zhang, Qiu, Yue and Vinayak, "FIFO queues are all you need for cache eviction", SOSP 2023):
 //! a small queue for new blocks, a main queue for blocks with further hits, and a ghost queue of blocks that
@@ -9,14 +9,16 @@
 //! one visit. A hit is counted only if requests for other blocks came in between.
 
 mod heat;
+mod index;
 mod queues;
 
 pub use heat::Heat;
+pub use index::Index;
 
 use queues::{Queue, Queues};
 
 /// Chooses the blocks to evict.
-pub(crate) trait Policy {
+pub trait Policy {
     /// Notes a request for the block in this slot.
     fn hit(&mut self, slot: u32);
 
@@ -54,7 +56,7 @@ const VISIT: u32 = 16;
 
 /// S3-FIFO over slots.
 #[derive(Debug)]
-pub(crate) struct S3Fifo {
+pub struct S3Fifo {
     queues: Queues,
     hits: Vec<u8>,
     /// Number of the last request for each slot.

@@ -5,8 +5,8 @@
 //! levels. The age orders blocks of one level only. It is rounded to powers of two, so that blocks that are
 //! neighbours on the disk often have the same heat.
 
-use super::queues::Queue;
-use super::{MAX_HITS, WORTHY};
+use crate::queues::Queue;
+use crate::{MAX_HITS, WORTHY};
 use std::fmt;
 
 /// Heat of a block.
@@ -59,12 +59,12 @@ impl Heat {
     }
 
     /// Encodes as nine bits for the table: age, hits, main queue. Zero is unknown heat.
-    pub(crate) fn bits(self) -> u64 {
+    pub fn bits(self) -> u64 {
         u64::from(self.age) | u64::from(self.hits) << 6 | u64::from(self.is_main) << 8
     }
 
     /// Decodes the bits; `None` if a field is out of range.
-    pub(crate) fn from_bits(bits: u64) -> Option<Self> {
+    pub fn from_bits(bits: u64) -> Option<Self> {
         let (age, hits) = ((bits & 0x3F) as u8, (bits >> 6 & 3) as u8);
         let heat = Heat { is_main: bits >> 8 == 1, hits, age };
         (age <= Heat::OLDEST && bits >> 9 == 0).then_some(heat)

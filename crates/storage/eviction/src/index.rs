@@ -7,7 +7,7 @@ const NONE: u32 = u32::MAX;
 
 /// Index from blocks to slots.
 #[derive(Debug)]
-pub(crate) struct Index {
+pub struct Index {
     buckets: Vec<u32>,
     shift: u32,
 }

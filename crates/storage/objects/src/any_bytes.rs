@@ -1,0 +1,147 @@
+//! Checks of all parsers on arbitrary bytes, for fuzzing: what a store answers in place of manifests, pieces
+//! and keys. The same check runs with seeded bytes in every `cargo test`.
+
+use crate::format::{CHUNK, Manifest, chunk_range, object_length, verify, with_checksum};
+use crate::names::{Name, Names, PieceName};
+use crate::table::{Change, Table, decode_changes};
+
+/// Volume, and name of a piece of it.
+const VOLUME: [u8; 16] = [1; 16];
+const PIECE: PieceName = PieceName { zone: 3, generation: 5, epoch: 2, offset: 1 << 20, serial: 8 };
+
+/// Checks the parsers of manifests, zone tables, changes, keys and pieces: no panic, what is valid has one
+/// encoding, and memory is bounded by the bytes and the number of zones.
+///
+/// # Panics
+/// If a check fails.
+pub fn check_any_bytes(bytes: &[u8]) {
+    check_manifest(bytes);
+    // Nearly no bytes have the right checksum.
+    check_manifest(&with_checksum(bytes));
+    check_table(bytes);
+    check_changes(bytes);
+    check_key(&String::from_utf8_lossy(bytes));
+    check_piece(bytes);
+}
+
+fn check_manifest(bytes: &[u8]) {
+    // Any epoch and number, as most bytes have others than those of their key.
+    let field = |from: usize, length: usize| {
+        let mut field = [0; 8];
+        field[..length].copy_from_slice(bytes.get(from..from + length).unwrap_or(&[0; 8][..length]));
+        u64::from_le_bytes(field)
+    };
+    let (epoch, number) = (field(48, 4) as u32, field(56, 8));
+    let Ok(manifest) = Manifest::decode(bytes, epoch, number) else { return };
+    assert!(manifest.body.len() + manifest.writer.name.len() <= bytes.len() * 3);
+    let again = Manifest::decode(&manifest.encode(), epoch, number);
+    // A name that isn't UTF-8 has other bytes afterwards.
+    if manifest.writer.name.len() <= 255 {
+        assert_eq!(again.as_ref(), Ok(&manifest));
+    }
+    check_table(&manifest.body);
+    check_changes(&manifest.body);
+}
+
+fn check_table(bytes: &[u8]) {
+    let Ok(table) = Table::decode(bytes) else { return };
+    let encoded = table.encode();
+    assert_eq!(Table::decode(&encoded).as_ref(), Ok(&table));
+    assert!(encoded.len() <= table.longest_encoding());
+    // A zone in its first state may be listed, and isn't encoded.
+    assert!(encoded.len() <= bytes.len());
+}
+
+fn check_changes(bytes: &[u8]) {
+    let Ok(changes) = decode_changes(bytes) else { return };
+    assert!(changes.len() <= bytes.len());
+    let Ok(mut table) = Table::new(8, 1 << 20) else { return };
+    for change in &changes {
+        let before = table.clone();
+        match table.apply(change, 7) {
+            Err(_) => assert_eq!(table, before, "a refused change changes nothing"),
+            Ok(()) => {
+                let (Change::Piece { zone, .. }
+                | Change::State { zone, .. }
+                | Change::Reset { zone, .. }
+                | Change::Merge { zone, .. }) = change;
+                assert!(table.zones[*zone as usize].end() <= table.zone_size);
+            }
+        }
+    }
+}
+
+fn check_key(text: &str) {
+    for prefix in ["", "db1/"] {
+        let Ok(names) = Names::new(prefix) else { continue };
+        if let Some(name) = names.parse(text) {
+            assert_eq!(names.key(name), text);
+        }
+    }
+    if let Ok(names) = Names::new(text) {
+        let key = names.key(Name::Piece(PIECE));
+        assert_eq!(names.parse(&key), Some(Name::Piece(PIECE)));
+    }
+}
+
+/// The bytes as an answer to the read of a range of a piece, whose length and range they choose.
+fn check_piece(bytes: &[u8]) {
+    let [first, second, third, rest @ ..] = bytes else { return };
+    let length = 1 + u64::from(*first) * 1024;
+    let start = u64::from(*second) * length / 256;
+    let end = (start + 1 + u64::from(*third) * 512).min(length);
+    let range = chunk_range(length, start..end);
+    assert!(range.at + range.bytes as u64 <= object_length(length));
+    assert!(range.bytes <= (end - start) as usize + 2 * CHUNK + 4 * (2 + (end - start) as usize / CHUNK));
+    let mut taken = 0;
+    if verify(&VOLUME, &PIECE, &range, rest, |bytes| taken += bytes.len()).is_ok() {
+        assert_eq!(taken as u64, end - start);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Kind, Writers};
+
+    /// Valid bytes of each kind, with a few bytes that seeds have changed, and arbitrary ones.
+    #[test]
+    fn seeded_bytes_are_parsed_or_refused() {
+        let mut table = Table::new(3, 1 << 20).unwrap();
+        let piece = Change::Piece { zone: 1, offset: 0, length: 4096, serial: 9 };
+        table.apply(&piece, 5).unwrap();
+        let manifest = Manifest {
+            volume: VOLUME,
+            writer: Writers { id: [9; 16], name: "host".to_owned() },
+            epoch: 3,
+            number: 17,
+            kind: Kind::Base,
+            is_clean: true,
+            link: 17,
+            time: 1,
+            body: table.encode(),
+        };
+        let key = Names::new("db1/").unwrap().key(Name::Piece(PIECE)).into_bytes();
+        let valid = [
+            manifest.encode(),
+            table.encode(),
+            crate::table::encode_changes(&[piece, Change::Reset { zone: 1, generation: 2 }]),
+            key,
+            vec![0; 600],
+        ];
+        let mut random = runtime::Random::new(1);
+        for round in 0..4000_usize {
+            let mut bytes = valid[round % valid.len()].clone();
+            for _ in 0..1 + random.below(4) {
+                let at = random.below(bytes.len() as u64) as usize;
+                match random.below(4) {
+                    0 => bytes[at] = random.below(256) as u8,
+                    1 => bytes.truncate(at + 1),
+                    2 => bytes.insert(at, random.below(256) as u8),
+                    _ => bytes[at] = [0, 1, 0x7f, 0xff][random.below(4) as usize],
+                }
+            }
+            check_any_bytes(&bytes);
+        }
+    }
+}
