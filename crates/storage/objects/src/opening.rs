@@ -129,8 +129,8 @@ pub(crate) fn apply(table: &mut Table, manifest: &Manifest) -> Result<()> {
     Ok(())
 }
 
-/// Reads these deltas. A writer limits their length in all ([`bases::MAX_DELTA_BYTES`]); those that aren't short
-/// are read alone. So memory is bounded, whatever the store answers.
+/// Reads these deltas. A writer limits their length in all ([`bases::MAX_DELTA_BYTES`]); those that aren't
+/// short are read alone. So memory is bounded, whatever the store answers.
 async fn load_deltas(manifests: &Manifests, epoch: u32, numbers: Range<u64>) -> Result<Vec<Manifest>> {
     let left = Cell::new(bases::MAX_DELTA_BYTES + MAX_CHAIN as usize * bases::MANIFEST_HEADER);
     let read = async |limit: usize, number: u64| {

@@ -52,7 +52,7 @@ struct Reader {
     tasks: TaskGroup,
 }
 
-/// What a handle sees: the newest state, or always the same one.
+/// Zones of a handle: the newest state, or always the same one.
 struct Seen {
     reader: Rc<Reader>,
     fixed: Option<Rc<Core>>,
@@ -193,8 +193,8 @@ impl Seen {
         self.fixed.clone().map_or_else(|| self.reader.core(), Ok)
     }
 
-    /// Fills the buffer with bytes of a zone. What was merged since has the same bytes in other pieces: a newer
-    /// manifest tells them.
+    /// Fills the buffer with bytes of a zone. What was merged since has the same bytes in other pieces, which
+    /// a newer manifest tells.
     async fn read(&self, at: ZoneAddress, buffer: Buffer) -> ReadOutcome {
         let core = match self.core() {
             Ok(core) => core,

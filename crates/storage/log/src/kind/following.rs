@@ -39,8 +39,8 @@ struct Failed {
 }
 
 impl Failed {
-    /// Whether a state is to be opened: a newer one, or the same one after a pause that grows. An opening reads
-    /// much, and its next one finds the same, unless the store was at fault.
+    /// Whether a state is to be opened: a newer one, or the same one after a pause that grows. An opening
+    /// reads much, and the next one finds the same, unless the store was at fault.
     fn permits(&self, number: u64, now: Instant) -> bool {
         let pause = POLL.saturating_mul(1 << self.attempts.min(10)).min(MAX_PAUSE);
         number != self.number || now >= self.at + pause

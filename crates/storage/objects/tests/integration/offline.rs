@@ -423,7 +423,7 @@ fn bases_are_known_and_many_lost_pieces_are_counted() {
         let status = volume().status(true, &|_| ()).await.unwrap();
         assert_eq!((&status["garbage"]["objects"], &status["unsettled"]["objects"]), (&0.into(), &0.into()));
         assert!(!check(true).await.is_damaged());
-        // One that no delta links to, and deltas before the base, of a writer that is gone.
+        // A base without a later delta, and a delta before the base, of a writer that has ended.
         drop(handle);
         let fence = volume().fence().await.unwrap();
         let base = keys(&bucket, ".base").pop().unwrap();
