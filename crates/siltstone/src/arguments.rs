@@ -5,6 +5,7 @@ mod fs;
 mod kv;
 mod memory_node;
 mod metrics;
+mod objects;
 mod report;
 mod spi;
 mod swap;
@@ -24,6 +25,9 @@ pub use kv::{
 };
 pub use memory_node::MemoryNodeServe;
 pub use metrics::{Metrics, MetricsAddress};
+pub use objects::{
+    BucketPart, ObjectsCheck, ObjectsDrain, ObjectsFence, ObjectsGc, ObjectsStatus, ObjectsVerb,
+};
 pub use report::Report;
 pub use spi::{ServerChoice, SpiServe, SpiVerb, TraceForm};
 pub use swap::{SwapOff, SwapOn, SwapStatus, SwapVerb};
@@ -151,6 +155,8 @@ pub enum Verb {
     Spi(SpiVerb),
     #[command(subcommand)]
     Zns(ZnsVerb),
+    #[command(subcommand)]
+    Objects(ObjectsVerb),
     #[command(subcommand)]
     Fs(FsVerb),
     #[command(subcommand)]

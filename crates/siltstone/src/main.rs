@@ -1,7 +1,7 @@
 //! Command line: `bench`, `serve`, `attach`, `list`, `reload`, `detach`, `stop`, `status`, `top`, `trace`,
 //! `metrics`, `message`, `snapshot`, `resize`, `warm`, `check`, `dump`, `format`, `stack`, `record`,
-//! `report`, `model`, `spi`, `zns`, `fs`, `kv`, `memory-node`, `swap`, `map-lookups`; helpers of mount(8). It
-//! is the only crate that depends on all others.
+//! `report`, `model`, `spi`, `zns`, `objects`, `fs`, `kv`, `memory-node`, `swap`, `map-lookups`; helpers of
+//! mount(8). It is the only crate that depends on all others.
 
 mod address;
 mod arguments;
@@ -28,10 +28,12 @@ mod metrics;
 mod metrics_verb;
 mod model_verb;
 mod mount_helper;
+mod objects_verb;
 mod operator_clients;
 mod operators;
 mod output;
 mod overwriting;
+mod prices;
 mod progress;
 mod record_verb;
 mod report_verb;
@@ -142,6 +144,7 @@ fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {
         Verb::Report(report) => report_verb::report(&report),
         Verb::Spi(verb) => spi_verb::spi(verb),
         Verb::Zns(verb) => zns_verb::zns(verb),
+        Verb::Objects(verb) => objects_verb::objects(&verb),
         Verb::Fs(verb) => fs_verb::fs(&verb),
         Verb::Kv(verb) => kv_verb::kv(verb),
         Verb::MemoryNode(arguments) => memory_node_verb::memory_node(&arguments),

@@ -130,6 +130,54 @@ impl Drop for Reading {
     }
 }
 
+/// Number of objects that were listed, and deleted, if standard error is a terminal.
+pub struct Listing(Option<ProgressBar>);
+
+impl Listing {
+    /// Creates it, with nothing listed.
+    pub fn new() -> Listing {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+            let style = ProgressStyle::with_template("{spinner} {wide_msg}");
+            bar.set_style(style.expect("the template is constant and valid"));
+            bar
+        });
+        Listing(bar)
+    }
+
+    /// Shows that `objects` have been listed.
+    pub fn at(&self, objects: u64) {
+        self.say(|| format!("{} objects listed", units::count(objects as f64)));
+    }
+
+    /// Shows that `done` of `total` objects have been deleted.
+    pub fn deleted(&self, done: u64, total: u64) {
+        self.say(|| {
+            format!("{} of {} objects deleted", units::count(done as f64), units::count(total as f64))
+        });
+    }
+
+    /// Removes the line.
+    pub fn clear(&self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn say(&self, text: impl FnOnce() -> String) {
+        if let Some(bar) = &self.0 {
+            bar.set_message(text());
+            bar.tick();
+        }
+    }
+}
+
+impl Drop for Listing {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
 fn minutes(time: Duration) -> String {
     format!("{}:{:02}", time.as_secs() / 60, time.as_secs() % 60)
 }

@@ -9,7 +9,7 @@ mod engines;
 mod format;
 mod programs;
 #[path = "../../../crates/storage/object-store/tests/integration/servers.rs"]
-mod servers;
+pub mod servers;
 
 use rustix::process::Signal;
 use serde_json::Value;

@@ -20,6 +20,7 @@ mod engine_erase;
 mod engine_prepare;
 mod engine_space;
 mod foreign_attach;
+mod foreign_bucket;
 mod foreign_crash;
 mod foreign_crypt;
 mod foreign_filesystems;

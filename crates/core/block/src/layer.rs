@@ -12,7 +12,7 @@ use crate::device::{CachedBytes, Device, Durability, Extent, ReadOutcome, ZeroMo
 use crate::error::{Error, Result};
 use crate::fullness::Fullness;
 use crate::geometry::{DeviceGeometry, EraseGuarantee, ZoneGeometry};
-use crate::part::{DevicePart, Part, PartUse, Status, ZonesPart};
+use crate::part::{DevicePart, Part, PartUse, Status, View, ZonesPart};
 use crate::zones::{Staging, ZoneReport, Zones};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -379,13 +379,13 @@ pub trait ObserveHandles: Send + Sync {
 /// A part whose handles are observed. It answers everything else as the part itself.
 pub struct ObservedPart<P: ?Sized, W> {
     inner: Arc<P>,
-    observers: W,
+    observers: Arc<W>,
 }
 
 impl<P: ?Sized, W> ObservedPart<P, W> {
     /// Observes the handles of a part.
     pub fn new(inner: Arc<P>, observers: W) -> Self {
-        ObservedPart { inner, observers }
+        ObservedPart { inner, observers: Arc::new(observers) }
     }
 }
 
@@ -444,7 +444,7 @@ impl<W: ObserveHandles> DevicePart for ObservedPart<dyn DevicePart, W> {
     }
 }
 
-impl<W: ObserveHandles> ZonesPart for ObservedPart<dyn ZonesPart, W> {
+impl<W: ObserveHandles + 'static> ZonesPart for ObservedPart<dyn ZonesPart, W> {
     fn geometry(&self) -> &ZoneGeometry {
         self.inner.geometry()
     }
@@ -467,6 +467,20 @@ impl<W: ObserveHandles> ZonesPart for ObservedPart<dyn ZonesPart, W> {
 
     fn claim(&self, token: ClaimToken) -> Call<'_, Result<Option<Claim>>> {
         self.inner.claim(token)
+    }
+
+    fn view(&self) -> Call<'_, Result<Option<View>>> {
+        Call::new(async move {
+            let view = self.observers.call(self.inner.view()).await?;
+            Ok(view.map(|View { number, zones }| {
+                let observed = ObservedPart { inner: zones, observers: self.observers.clone() };
+                View { number, zones: Arc::new(observed) }
+            }))
+        })
+    }
+
+    fn state(&self) -> Call<'_, Result<u64>> {
+        self.inner.state()
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {

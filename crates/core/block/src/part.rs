@@ -142,6 +142,17 @@ pub trait ZonesPart: Part {
         false
     }
 
+    /// For zones that another machine changes: returns their present state, which stays as it is until the
+    /// view is closed. `None` for all others.
+    fn view(&self) -> Call<'_, Result<Option<View>>> {
+        Call::ready(Ok(None))
+    }
+
+    /// Number of the present state of zones with views; it grows when they change.
+    fn state(&self) -> Call<'_, Result<u64>> {
+        Call::ready(Ok(0))
+    }
+
     /// Returns the last claim of zones that have one writer at a time: the one that was found when the part
     /// was opened, or its own once that is made. `None` for new zones, and for zones without claims.
     ///
@@ -167,4 +178,35 @@ pub trait ZonesPart: Part {
     /// Opens a handle for the calling shard. A shard opens a part once and shares the handle. The first
     /// handle claims zones that have claims and aren't claimed yet.
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>>;
+}
+
+/// Zones in one state.
+#[derive(Clone)]
+pub struct View {
+    /// Number of the state.
+    pub number: u64,
+    /// The zones, which take no changes.
+    pub zones: Arc<dyn ZonesPart>,
+}
+
+/// Returns the zones as a store uses them that keeps its knowledge of their contents in memory, and whether
+/// they are lent: those that another machine changes in their present state, which the store has to close.
+///
+/// # Errors
+/// [`Error::ReadOnly`] for such zones unless the store is only read.
+pub async fn zones_of_store(
+    zones: Arc<dyn ZonesPart>,
+    is_only_read: bool,
+) -> Result<(Arc<dyn ZonesPart>, bool)> {
+    match zones.view().await? {
+        None => Ok((zones, true)),
+        Some(View { zones, .. }) if is_only_read => Ok((zones, false)),
+        Some(View { zones, .. }) => {
+            zones.close().await?;
+            Err(Error::read_only(
+                "the zones are written by another machine; expected salvage=true, which reads their present state, or zones of \
+                 this machine",
+            ))
+        }
+    }
 }

@@ -259,6 +259,16 @@ impl Plan {
         })
     }
 
+    /// Returns the arguments of the device or zones with this name as while planning, to use what they name
+    /// without opening any part.
+    pub fn arguments_of(&self, name: &str) -> Option<Arguments> {
+        let part = self.stack.part(name)?;
+        let child_of =
+            |reference: &Reference| child(&self.stack, reference, self.shapes[reference.part].clone(), None);
+        let children = part.references.iter().map(child_of).collect();
+        Some(arguments(&self.stack, part, children, &self.format, false))
+    }
+
     /// Numbers of the parts directly below a part, and for each part whether it is below this one.
     fn below(&self, number: usize) -> (Vec<usize>, Vec<bool>) {
         let tops: Vec<usize> =

@@ -222,10 +222,10 @@ pub async fn open(arguments: &Arguments) -> Result<Store> {
         other => other,
     };
     let is_salvage = arguments.salvage()?;
-    let zones = match is_lent {
-        true => arguments.zones("on")?,
-        false if is_salvage => zones_to_read(arguments).await.map_err(none)?,
-        false => zones_on(arguments).await.map_err(none)?,
+    let (zones, is_lent) = match is_lent {
+        true => block::zones_of_store(arguments.zones("on")?, is_salvage).await?,
+        false if is_salvage => (zones_to_read(arguments).await.map_err(none)?, false),
+        false => (zones_on(arguments).await.map_err(none)?, false),
     };
     let settings = settings(arguments, Some(zones.geometry()))?;
     let opened = match format {

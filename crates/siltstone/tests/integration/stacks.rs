@@ -45,6 +45,12 @@ fn help_teaches_by_example() {
         &["record", "replay"],
         &["record", "export"],
         &["zns"],
+        &["objects"],
+        &["objects", "status"],
+        &["objects", "check"],
+        &["objects", "gc"],
+        &["objects", "fence"],
+        &["objects", "drain"],
     ] {
         let ran = run(Path::new("/"), &[verb, &["--help"]].concat());
         let example = format!("Examples:\n  siltstone {}", verb.join(" "));

@@ -281,6 +281,22 @@ stack:1:19: zones "top": zones can't be formatted and read-only at the same time
 }
 
 #[test]
+fn readers_of_buckets() {
+    let refusal = |keys: &str, expected: &str| {
+        let line = format!("log(objects(\"http://127.0.0.1:7070\", bucket=vol, {keys}))");
+        let ran = run(Path::new("/"), &["stack", "check", &line]);
+        assert_eq!(ran.code, Some(2), "{keys}: {}", ran.stderr);
+        assert_eq!(ran.stderr.matches(expected).count(), 1, "{keys}: {}", ran.stderr);
+    };
+    refusal("follow=1s", "follow without open=reader");
+    refusal("open=reader, follow=1ms", "follow 1ms; expected at least 100ms");
+    refusal("open=readers", "did you mean \"reader\"");
+    let line = "log(objects(\"http://127.0.0.1:7070\", bucket=vol, size=1GiB, open=reader))";
+    let ran = run(Path::new("/"), &["stack", "check", "--format", line]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("open=reader while formatting"), "{}", ran.stderr);
+}
+
+#[test]
 fn servers() {
     refused(
         &[],
@@ -513,6 +529,16 @@ fn options() {
         (&["trace", "ram(1MiB)", "--slow", "--errors"], "invalid value '--errors' for '--slow <TIME>'"),
         (&["top", "-d", "-1s"], "duration \"-1s\": expected"),
         (&["fs", "format", "x.img", "--size", "-8GiB"], "invalid value '-8GiB' for '--size <SIZE>'"),
+        (&["objects", "status", "x", "--prices", "put=1"], "get is missing: expected put=X,get=X,storage=X"),
+        (&["objects", "check", "ram(1MiB)"], "this stack has no part of kind \"objects\"; expected one"),
+        (
+            &["objects", "gc", "objects(\"http://h\", bucket=vol)", "--part", "b"],
+            "--part b: expected a part of kind \"objects\": \"top\"",
+        ),
+        (
+            &["objects", "drain", "objects(\"http://h\", bucket=vol, open=reader)"],
+            "is a reader, which has nothing to upload; expected the stack of the writer",
+        ),
         (&["serve", "-s", "ram(1MiB)"], "-s: standard input is closed, or a device such as /dev/null"),
     ] {
         let ran = run(Path::new("/"), arguments);

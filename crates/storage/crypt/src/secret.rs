@@ -114,14 +114,23 @@ pub fn lock_key(path: PathBuf, _alone: bool) -> Call<'static, Result<Option<Lock
 
 /// Reads a file for [`stack::Arguments::claim`]: a key of 32 bytes, and nothing else.
 pub fn lock_key_of_256_bits(path: PathBuf, _alone: bool) -> Call<'static, Result<Option<LockedFile>>> {
-    Call::ready(read("key_file", &path).and_then(|key| match key.length {
-        32 => Ok(Some(Box::new(key) as LockedFile)),
+    Call::ready(read_key_of_256_bits(&path).map(|key| Some(Box::new(key) as LockedFile)))
+}
+
+/// Reads a file with a key of 32 bytes, and nothing else.
+///
+/// # Errors
+/// [`Error::Invalid`] for another length; errors of the file.
+pub fn read_key_of_256_bits(path: &Path) -> Result<Secret> {
+    let key = read("key_file", path)?;
+    match key.length {
+        32 => Ok(key),
         _ => Err(Error::invalid(format!(
             "key_file \"{}\": its length isn't that of a key; expected 32 bytes, not as text; \
              (umask 077; head -c 32 /dev/urandom >FILE) makes one",
             path.display()
         ))),
-    }))
+    }
 }
 
 /// Reads a file for [`stack::Arguments::claim`]: a passphrase in its first line, without the end of the line.

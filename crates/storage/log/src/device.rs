@@ -94,6 +94,18 @@ impl LogPart {
         LogPart { owns_zones: false, ..self }
     }
 
+    /// Releases a log that is salvaged, and its zones, without waiting for open handles, whose reads fail
+    /// from now on.
+    ///
+    /// # Errors
+    /// Errors of closing the zones.
+    pub(crate) async fn release(&self) -> Result<()> {
+        for home in &*self.shared.homes {
+            home.forget().await?;
+        }
+        self.shared.zones.close().await
+    }
+
     /// Returns the counters for status and metrics.
     pub fn counters(&self) -> &Arc<Counters> {
         &self.shared.counters

@@ -1,5 +1,6 @@
 //! The kind `log` of a stack.
 
+mod following;
 mod opening;
 mod options;
 
@@ -111,6 +112,10 @@ pub const KIND: Kind = Kind {
             let part = match arguments.contract("on")? {
                 Some(Contract::Zones) => {
                     let zones = arguments.zones("on")?;
+                    if let Some(view) = zones.view().await? {
+                        let part = following::FollowingLog::open(zones, view, &options).await?;
+                        return Ok(Built::Device(Arc::new(part)));
+                    }
                     opening::on_zones(zones, &options, home.as_ref()).await?.on_lent_zones()
                 }
                 _ => opening::on_device(arguments.device("on")?, &options, home.as_ref()).await?,

@@ -17,6 +17,9 @@ mod merge;
 mod read;
 mod upload;
 
+pub(crate) use gc::old_manifests;
+pub(crate) use read::MAX_READ;
+
 use self::keys::ZoneKeys;
 use crate::garbage::Garbage;
 use crate::gather::{Gather, Gathering, Sealed};
@@ -195,6 +198,8 @@ pub(crate) struct Core {
     /// failed.
     changed: Notify,
     is_closed: Cell<bool>,
+    /// Whether another machine writes the zones.
+    is_reader: Cell<bool>,
 }
 
 fn refusal(zone: ZoneIndex, state: ZoneState) -> Error {
@@ -282,9 +287,21 @@ impl Core {
             merging: merge::Merging::new(&settings),
             changed: Notify::new(),
             is_closed: Cell::new(false),
+            is_reader: Cell::new(false),
         });
         core.note_all();
         Ok(core)
+    }
+
+    /// Makes the zones those of another writer: changes fail with this error.
+    pub fn refuse_changes(&self, error: Error) {
+        self.is_reader.set(true);
+        self.log.stop(error);
+    }
+
+    /// Generation of a zone that exists, as the manifests have it.
+    pub fn generation(&self, zone: ZoneIndex) -> u64 {
+        self.log.with_table(|table| table.zones[zone.0 as usize].generation)
     }
 
     /// Geometry of the zones.
@@ -449,6 +466,23 @@ impl Core {
         let mut rewound = Ok(());
         self.release(at.zone, |zone| rewound = rewind(zone));
         rewound
+    }
+
+    /// Makes all completed appends durable.
+    ///
+    /// # Errors
+    /// Errors of [`flush`](Self::flush).
+    pub async fn flush_all(self: Rc<Self>) -> Result<()> {
+        let begun = self.begun();
+        self.flush(begun).await
+    }
+
+    /// Zones that were begun, and that take appends.
+    fn begun(&self) -> Vec<ZoneIndex> {
+        let is_begun = |state: ZoneState| state.is_active() && state != ZoneState::Interrupted;
+        let zones = self.zones.borrow();
+        let begun = (0..).zip(&*zones).filter(|(_, zone)| is_begun(zone.state));
+        begun.map(|(index, _)| ZoneIndex(index)).collect()
     }
 
     /// Makes the completed appends to these zones durable.
@@ -632,7 +666,9 @@ impl Core {
 
     /// Returns the states of zones.
     pub fn report(&self, first: ZoneIndex, count: u32) -> Result<Vec<ZoneReport>> {
-        self.check()?;
+        if !self.is_reader.get() {
+            self.check()?;
+        }
         if first.0 > self.geometry.zones {
             return self.geometry.check_zone(first).map(|()| Vec::new());
         }
@@ -670,12 +706,7 @@ impl Core {
         while self.zones.borrow().iter().any(|zone| zone.is_owned) {
             self.changed.notified().await;
         }
-        let is_begun = |state: ZoneState| state.is_active() && state != ZoneState::Interrupted;
-        let begun: Vec<ZoneIndex> = {
-            let zones = self.zones.borrow();
-            let begun = (0..).zip(&*zones).filter(|(_, zone)| is_begun(zone.state));
-            begun.map(|(index, _)| ZoneIndex(index)).collect()
-        };
+        let begun = self.begun();
         self.clone().flush_now(begun.clone()).await?;
         // Zones that were opened, and have no bytes.
         self.log.push(begun.iter().map(|index| Change::State { zone: index.0, state: State::Begun }));

@@ -4,7 +4,7 @@ use crate::format::VolumeId;
 use crate::key_store::{self, KeyStore};
 use crate::seal::Keys;
 use crate::table::Table;
-use block::{DevicePart, EraseGuarantee, Result};
+use block::{DevicePart, EraseGuarantee, Error, Result};
 use crypt::secret::Secret;
 use std::fmt;
 use std::rc::Rc;
@@ -53,6 +53,20 @@ pub(crate) async fn open(
         None => Some(KeyStore::open(part).await?),
     };
     Ok((Some(keys), store))
+}
+
+/// Keys of a volume that isn't opened for writing.
+///
+/// # Errors
+/// [`block::Error::Unsupported`] with a key store, which has one user, the writer; errors of [`Keys::new`].
+pub(crate) fn keys_alone(encryption: Option<&Encryption>) -> Result<Option<Rc<Keys>>> {
+    match encryption {
+        None => Ok(None),
+        Some(Encryption { key, key_store: None }) => Keys::new(key.get(), false).map(Rc::new).map(Some),
+        Some(_) => Err(Error::unsupported(
+            "the volume has a key store, which only its writer opens; expected a volume without one, or the writer",
+        )),
+    }
 }
 
 /// Reads and completes the key store of an opened volume, or creates that of a new one.

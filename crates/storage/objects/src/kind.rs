@@ -5,15 +5,20 @@ use crate::encryption::Encryption;
 use crate::key_store;
 use crate::names::Names;
 use crate::part::{NewVolume, ObjectsPart, Options};
+use crate::reader::ReaderPart;
 use crate::table::Table;
 use block::{Call, EraseGuarantee, Result, ZoneGeometry};
 use crypt::secret::{self, Secret};
 use object_store::{Addressing, Config, CredentialSource, INSTANCE_METADATA, Limits};
 use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Metric, Shape, ValueKind};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Size of a zone of a new volume: 16 pieces, so a zone's end costs little beside them.
 const DEFAULT_ZONE_SIZE: u64 = 128 << 20;
+/// Time between two looks of a reader at the bucket, and the shortest one.
+const DEFAULT_FOLLOW: Duration = Duration::from_secs(10);
+const MIN_FOLLOW: Duration = Duration::from_millis(100);
 const COUNT: ValueKind = ValueKind::Integer { min: 0, max: u32::MAX as u64 };
 
 /// `objects("http://127.0.0.1:7070", bucket=vol, size=1TiB)`.
@@ -79,6 +84,17 @@ pub const KIND: Kind = Kind {
             .or("0"),
         Key::optional("grace", ValueKind::Duration, "time until objects that aren't needed are deleted")
             .or("60s"),
+        Key::optional(
+            "open",
+            ValueKind::Choice(&["writer", "reader"]),
+            "writer fences the writer before; reader reads only, while another machine writes",
+        )
+        .or("writer"),
+        Key::optional(
+            "follow",
+            ValueKind::Duration,
+            "with open=reader: time between two looks at the bucket; default: 10s",
+        ),
         Key::optional("close_limit", ValueKind::Duration, "time limit of a close whose store doesn't answer")
             .or("60s"),
         Key::optional("merge", ValueKind::Bool, "merge small pieces in the background").or("true"),
@@ -237,14 +253,38 @@ fn store(arguments: &Arguments) -> Result<Config> {
     })
 }
 
+/// Interval at which a reader follows the writer; `None` for a writer.
+fn follow(arguments: &Arguments) -> Result<Option<Duration>> {
+    let interval = arguments.optional_duration("follow")?;
+    match arguments.choice("open")? {
+        "reader" => {
+            match interval.unwrap_or(DEFAULT_FOLLOW) {
+                interval if interval < MIN_FOLLOW => Err(arguments
+                    .refuse("follow", format!("follow {interval:?}; expected at least {MIN_FOLLOW:?}"))),
+                interval => Ok(Some(interval)),
+            }
+        }
+        _ if interval.is_some() => Err(arguments.refuse("follow", "follow without open=reader")),
+        _ => Ok(None),
+    }
+}
+
 /// Name of this writer for operators.
 fn writer() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{}, process {}", host.trim(), std::process::id())
 }
 
-fn options(arguments: &Arguments) -> Result<Options> {
-    let format = new_volume(arguments)?;
+/// Returns the volume that the keys of a part name.
+///
+/// # Errors
+/// [`Error::Invalid`](block::Error::Invalid) for values that can't be.
+pub fn options(arguments: &Arguments) -> Result<Options> {
+    let (follow, format) = (follow(arguments)?, new_volume(arguments)?);
+    if follow.is_some() && format.is_some() {
+        return Err(arguments
+            .refuse("open", "open=reader while formatting; expected a writer, which creates the volume"));
+    }
     let zone_size = arguments.optional_size("zone_size")?;
     // Without the key the number of zones by `size` isn't known before the volume is.
     let zones = match zone_size {
@@ -259,6 +299,7 @@ fn options(arguments: &Arguments) -> Result<Options> {
         expected: if format.is_some() { (None, None) } else { (zones, zone_size) },
         settings: settings(arguments)?,
         encryption: None,
+        follow,
     })
 }
 
@@ -271,7 +312,27 @@ async fn build(arguments: &Arguments) -> Result<Built> {
         let key_store = arguments.optional_device("key_store")?;
         options.encryption = Some(Encryption { key: Arc::new(key), key_store });
     }
-    Ok(Built::Zones(Arc::new(ObjectsPart::find(options).await?)))
+    Ok(Built::Zones(match options.follow {
+        None => Arc::new(ObjectsPart::find(options).await?),
+        Some(interval) => Arc::new(ReaderPart::open(options, interval).await?),
+    }))
+}
+
+/// Options of work on a volume that isn't opened, with its key.
+///
+/// # Errors
+/// Errors of the keys and of the file with the key.
+pub fn options_of_look(arguments: &Arguments) -> Result<Options> {
+    let mut options = options(arguments)?;
+    if arguments.given("key_store") {
+        return Err(arguments
+            .refuse("key_store", "key_store: only the writer opens it; expected a volume without one"));
+    }
+    if let Some(path) = arguments.optional_path("key_file")? {
+        let key = Arc::new(secret::read_key_of_256_bits(&path)?);
+        options.encryption = Some(Encryption { key, key_store: None });
+    }
+    Ok(options)
 }
 
 /// Checks the keys of encryption, and returns the guarantee of a reset.

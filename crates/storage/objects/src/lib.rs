@@ -17,7 +17,9 @@
 //! bytes. `seal`, `key_store`, `encryption`: the cipher, and its keys. `gather`: bytes that aren't uploaded.
 //! `merging`: which small pieces become one, and when. `manifests`, `manifest_log`, `bases`, `opening`:
 //! manifests in the bucket, their log, epochs. `volume`: the claim. `garbage`: deletions. `core`: the zones
-//! of a writer. `part`, `message`, `kind`: the part in a stack. `any_bytes`: the check for fuzzing.
+//! of a writer. `looking`: the state without a claim. `reader`: zones that another machine writes.
+//! `offline`: what operators ask about a bucket. `part`, `message`, `kind`: the part in a stack. `any_bytes`:
+//! the check for fuzzing.
 #![doc = include_str!("../DESIGN.md")]
 
 mod any_bytes;
@@ -29,13 +31,16 @@ mod garbage;
 mod gather;
 mod key_store;
 mod kind;
+mod looking;
 mod manifest_log;
 mod manifests;
 mod merging;
 mod message;
 mod names;
+mod offline;
 mod opening;
 mod part;
+mod reader;
 mod seal;
 mod table;
 mod volume;
@@ -43,5 +48,7 @@ mod volume;
 pub use self::core::Settings;
 pub use any_bytes::check_any_bytes;
 pub use encryption::Encryption;
-pub use kind::KIND;
+pub use kind::{KIND, options_of_look};
+pub use offline::{CheckReport, Collected, Count, Damage, Epoch, Seal, Volume};
 pub use part::{NewVolume, ObjectsPart, Options};
+pub use reader::ReaderPart;

@@ -63,7 +63,8 @@ pub(crate) struct Manifests {
     pub keys: Option<Rc<Keys>>,
 }
 
-fn now() -> u64 {
+/// Present time, in milliseconds since 1970.
+pub(crate) fn now() -> u64 {
     u64::try_from(runtime::wall_clock().as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -98,6 +99,11 @@ impl Manifests {
     /// Bytes of a manifest.
     pub fn encode(&self, manifest: &Manifest) -> Data {
         Data::copy_of(&manifest.encode(self.keys.as_deref()))
+    }
+
+    /// Whether the volume is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.keys.is_some()
     }
 
     /// Reads a manifest; `None` if it doesn't exist.

@@ -102,7 +102,7 @@ pub(crate) enum Proof {
 }
 
 /// State by the last manifest of an epoch.
-enum State {
+pub(crate) enum State {
     Loaded(Box<Loaded>),
     /// The epoch has no base: the state is that of the epoch before, which its claim names.
     Before(Manifest),
@@ -152,7 +152,7 @@ pub(crate) async fn last_epoch(manifests: &Manifests) -> Result<u32> {
 }
 
 /// Applies a manifest that follows.
-fn apply(table: &mut Table, manifest: &Manifest) -> Result<()> {
+pub(crate) fn apply(table: &mut Table, manifest: &Manifest) -> Result<()> {
     if manifest.kind == Kind::Base {
         *table = Table::decode(&manifest.body)?;
     } else {
@@ -224,8 +224,8 @@ async fn load_chain(manifests: &Manifests, last: Manifest) -> Result<Loaded> {
     Ok(Loaded { manifest, table })
 }
 
-/// Reads the state that ends with the last manifest of an epoch.
-async fn load(manifests: &Manifests, newest: &Newest) -> Result<State> {
+/// Reads the state that ends with the last manifest of an epoch; never [`State::Damaged`].
+pub(crate) async fn load(manifests: &Manifests, newest: &Newest) -> Result<State> {
     let manifest = newest.manifest.clone()?;
     match (manifest.kind, manifest.number) {
         (Kind::Claim, 0) => Ok(State::Before(manifest)),
@@ -251,7 +251,7 @@ async fn load_or_replace(manifests: &Manifests, newest: &Newest, is_replaced: bo
 ///
 /// # Errors
 /// [`Error::Busy`] if the writer, or others that open the volume, are faster each time; errors of the store.
-async fn fence(manifests: &Manifests, identity: &Identity, mut newest: Newest) -> Result<Newest> {
+pub(crate) async fn fence(manifests: &Manifests, identity: &Identity, mut newest: Newest) -> Result<Newest> {
     let (epoch, mut window, mut ours) = (identity.epoch, 1, BTreeSet::new());
     for round in 1..=ROUNDS {
         if newest.is_sealed() {
@@ -376,7 +376,7 @@ async fn old_manifests(manifests: &Manifests, epoch: u32, last: u64) -> Result<V
     Ok(names)
 }
 
-async fn has_claim(manifests: &Manifests, epoch: u32) -> Result<bool> {
+pub(crate) async fn has_claim(manifests: &Manifests, epoch: u32) -> Result<bool> {
     manifests.store.head(&manifests.key(epoch, 0)).await.map(|found| found.is_some())
 }
 
@@ -386,7 +386,7 @@ fn overtaken(epoch: u32) -> Error {
     ))
 }
 
-fn missing_claim(manifests: &Manifests, epoch: u32, found: &str) -> Error {
+pub(crate) fn missing_claim(manifests: &Manifests, epoch: u32, found: &str) -> Error {
     Error::corrupt(format!(
         "object {}: it is missing, and {found} is there; expected the claim of each epoch: restore it, or use another prefix",
         manifests.key(epoch, 0)
@@ -394,7 +394,7 @@ fn missing_claim(manifests: &Manifests, epoch: u32, found: &str) -> Error {
 }
 
 /// Refuses a volume without its first claim: it would be taken for none, and lost by formatting.
-async fn check_empty(manifests: &Manifests) -> Result<()> {
+pub(crate) async fn check_empty(manifests: &Manifests) -> Result<()> {
     // This also finds a bucket that doesn't exist, which the answer to HEAD doesn't say.
     let page = manifests.store.list(&manifests.names.manifests(), None).await?;
     let found = page.objects.iter().find(|listed| manifests.names.parse(&listed.key).is_some());
@@ -403,6 +403,15 @@ async fn check_empty(manifests: &Manifests) -> Result<()> {
         Some(found) if found.key != manifests.key(1, 0) => Err(missing_claim(manifests, 1, &found.key)),
         _ => Ok(()),
     }
+}
+
+/// Error of a prefix without a volume.
+pub(crate) fn none(manifests: &Manifests) -> Error {
+    Error::not_found(format!(
+        "no volume below the prefix \"{}\" of the bucket \"{}\"; --format creates one",
+        manifests.names.prefix(),
+        manifests.store.name()
+    ))
 }
 
 /// Reads the last state of an epoch or of one before, and returns the number and size of its zones.
@@ -466,16 +475,8 @@ pub(crate) async fn find(manifests: &Manifests, format: Option<NewZones>, check:
     };
     match zones {
         Some(zones) => Ok(Found { epoch, zones, format, looked }),
-        None => Err(no_volume(manifests)),
+        None => Err(none(manifests)),
     }
-}
-
-fn no_volume(manifests: &Manifests) -> Error {
-    Error::not_found(format!(
-        "no volume below the prefix \"{}\" of the bucket \"{}\"; --format creates one",
-        manifests.names.prefix(),
-        manifests.store.name()
-    ))
 }
 
 /// Returns the claim of an epoch; `None` for epoch 0.
@@ -560,7 +561,7 @@ pub(crate) async fn claim_found(
             (volume, Table::new(new.zones, new.zone_size)?)
         }
         (Some(state), None) => (state.manifest.volume, state.table),
-        (None, None) => return Err(no_volume(manifests)),
+        (None, None) => return Err(none(manifests)),
     };
     let was_unclean = !table.is_clean;
     table.interrupt();

@@ -8,16 +8,18 @@ use crate::manifests::Manifests;
 use crate::message::Message;
 use crate::names::Names;
 use crate::opening::NewZones;
+use crate::table::Table;
 use crate::volume::{Existing, Volume};
 use block::{
     Buffer, Call, Claim, ClaimToken, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, Status,
     ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
 };
-use object_store::{Config, Kind, Store};
+use object_store::{Config, Counts, Kind, Store};
 use runtime::Home;
 use serde_json::{Map, Value, json};
 use stack::Tell;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Zones to create.
 #[derive(Debug, Clone, Copy)]
@@ -47,6 +49,8 @@ pub struct Options {
     pub settings: Settings,
     /// Encryption, which a volume has from its creation on.
     pub encryption: Option<Encryption>,
+    /// Interval at which a reader follows the writer; `None` for a writer.
+    pub follow: Option<Duration>,
 }
 
 /// Zones in an object store.
@@ -67,7 +71,7 @@ impl ObjectsPart {
     /// another writer opens the zones at the same time; [`Error::Invalid`] for settings that can't be, or
     /// that differ from the volume's; errors of the store.
     pub async fn find(options: Options) -> Result<ObjectsPart> {
-        let Options { store, prefix, writer, format, expected, settings, encryption } = options;
+        let Options { store, prefix, writer, format, expected, settings, encryption, .. } = options;
         let (names, store) = (Names::new(&prefix)?, Store::new(store)?);
         let zones = format.as_ref().map(|new| new.zones);
         let (keys, secrets) = encryption::open(encryption.as_ref(), zones).await?;
@@ -116,12 +120,39 @@ fn status_of_found(volume: &Volume) -> Status {
     status
 }
 
-/// Status of the zones, on their home shard.
-fn status(core: &Core) -> Status {
-    let counts = core.counts();
+/// Refuses a table of other zones than the keys of a stack have.
+pub(crate) fn check_expected(expected: (Option<u32>, Option<u64>), table: &Table) -> Result<()> {
+    let found = (table.zones.len() as u32, table.zone_size);
+    let (zones, size) = (expected.0.unwrap_or(found.0), expected.1.unwrap_or(found.1));
+    match (zones, size) == found {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "{zones} zones of {size} bytes; expected {} of {}, as the volume has: leave the keys out, or format",
+            found.0, found.1
+        ))),
+    }
+}
+
+/// Counters of a client, for the status.
+pub(crate) fn requests(counts: &Counts) -> Status {
     let requests: Map<String, Value> =
         Kind::ALL.iter().map(|(kind, name)| ((*name).to_owned(), counts.requests(*kind).into())).collect();
-    let (pieces, bytes) = core.log.with_table(crate::table::Table::stored);
+    let value = json!({
+        "requests": requests,
+        "retries": counts.retries,
+        "timeouts": counts.timeouts,
+        "slow_downs": counts.slow_downs,
+        "hedged_reads": counts.hedges,
+        "connections": counts.connections,
+        "sent_bytes": counts.sent_bytes,
+        "received_bytes": counts.received_bytes,
+    });
+    value.as_object().cloned().unwrap_or_default()
+}
+
+/// Status of the zones, on their home shard.
+fn status(core: &Core) -> Status {
+    let (pieces, bytes) = core.log.with_table(Table::stored);
     let (open, active) = core.active();
     let failure = core.log.check().err();
     let state = match () {
@@ -151,17 +182,10 @@ fn status(core: &Core) -> Status {
         "dropped_objects": core.garbage.dropped(),
         "merged_objects": core.merging.replaced.get(),
         "merged_bytes": core.merging.moved.get(),
-        "requests": requests,
-        "retries": counts.retries,
-        "timeouts": counts.timeouts,
-        "slow_downs": counts.slow_downs,
-        "hedged_reads": counts.hedges,
-        "connections": counts.connections,
-        "sent_bytes": counts.sent_bytes,
-        "received_bytes": counts.received_bytes,
     });
     let mut status = value.as_object().cloned().unwrap_or_default();
     status.retain(|_, value| !value.is_null());
+    status.extend(requests(&core.counts()));
     status
 }
 
@@ -197,6 +221,10 @@ impl Tell for ObjectsPart {
 
     fn tell(&self, message: Message) -> Call<'_, Result<String>> {
         match message {
+            Message::Flush => Call::new(async move {
+                self.claimed().await?.with(|core: Rc<Core>| core.flush_all()).await?;
+                Ok("everything that was written is in the bucket".to_owned())
+            }),
             Message::CollectGarbage => Call::new(async move {
                 let count = self.claimed().await?.with(|core: Rc<Core>| core.collect_garbage()).await?;
                 Ok(format!("{count} objects will be deleted"))
@@ -231,9 +259,7 @@ impl ZonesPart for ObjectsPart {
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
         Call::new(async move {
             let home = self.claimed().await?;
-            let core = if home.is_here() { Some(home.get()?) } else { None };
-            let geometry = self.geometry.clone();
-            Ok(Rc::new(Handle { home, core, geometry }) as Rc<dyn Zones>)
+            Ok(Rc::new(Handle::new(&home, &self.geometry)?) as Rc<dyn Zones>)
         })
     }
 }
@@ -247,6 +273,15 @@ struct Handle {
 }
 
 impl Handle {
+    /// Returns a handle of this shard.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] once the zones are closed.
+    pub fn new(home: &Home<Core>, geometry: &ZoneGeometry) -> Result<Handle> {
+        let core = if home.is_here() { Some(home.get()?) } else { None };
+        Ok(Handle { home: home.clone(), core, geometry: geometry.clone() })
+    }
+
     /// Carries a call out on the home shard, to its end.
     fn call<T: Send + 'static, Fut: Future<Output = Result<T>> + 'static>(
         &self,

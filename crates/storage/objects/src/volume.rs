@@ -7,6 +7,7 @@ use crate::format::Writers;
 use crate::key_store::KeyStore;
 use crate::manifests::Manifests;
 use crate::opening::{self, Found, Loaded, NewZones, Proof};
+use crate::part::check_expected;
 use block::{Claim, ClaimToken, Error, Result};
 use runtime::Home;
 use runtime::sync::Notify;
@@ -54,15 +55,8 @@ impl Existing {
     /// Refuses a volume of other zones or keys than expected.
     fn check(&self, loaded: &Loaded, proof: Proof, settings: &Settings) -> Result<()> {
         let table = &loaded.table;
-        let found = (table.zones.len() as u32, table.zone_size);
-        let (zones, size) = (self.zones.0.unwrap_or(found.0), self.zones.1.unwrap_or(found.1));
-        if (zones, size) != found {
-            return Err(Error::invalid(format!(
-                "{zones} zones of {size} bytes; expected {} of {}, as the volume has: leave the keys out, or format",
-                found.0, found.1
-            )));
-        }
-        settings.geometry(found.0, found.1)?;
+        check_expected(self.zones, table)?;
+        settings.geometry(table.zones.len() as u32, table.zone_size)?;
         let Some(secrets) = &self.secrets else { return Ok(()) };
         secrets.check_volume(&loaded.manifest.volume, table)?;
         if proof == Proof::Fenced { secrets.check_age(table) } else { Ok(()) }

@@ -15,7 +15,7 @@ use runtime::{Home, HomeDevice, LimitedPart, TaskGroup};
 use stack::Tell;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A write cache over an origin.
 pub struct WriteCachePart {
@@ -27,6 +27,8 @@ pub struct WriteCachePart {
     below: [Arc<LimitedPart>; 2],
     /// Whether it was opened in the mode `cleaner`.
     is_cleaner: bool,
+    /// Whether a close should have written everything back, and hasn't.
+    is_incomplete: Arc<AtomicBool>,
 }
 
 impl WriteCachePart {
@@ -67,7 +69,8 @@ impl WriteCachePart {
         if core.fast.geometry().volatile_cache {
             core.tasks.spawn(commit::run(core.clone())).detach();
         }
-        Ok(WriteCachePart { home: Home::here(core), geometry, cached_blocks, below, is_cleaner })
+        let (home, is_incomplete) = (Home::here(core), Arc::default());
+        Ok(WriteCachePart { home, geometry, cached_blocks, below, is_cleaner, is_incomplete })
     }
 }
 
@@ -166,8 +169,10 @@ impl Part for WriteCachePart {
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
-        Call::new(self.home.close(|core: Rc<Core>| async move {
+        let is_incomplete = self.is_incomplete.clone();
+        Call::new(self.home.close(move |core: Rc<Core>| async move {
             let closed = core.clone().close().await;
+            is_incomplete.store(closed.is_err() && core.demand.is_on_close(), Ordering::Release);
             // Notices that a device doesn't answer before the stack closes it.
             let _ = runtime::join_all([core.origin.device().flush(), core.fast.flush()]).await;
             closed
@@ -175,7 +180,11 @@ impl Part for WriteCachePart {
     }
 
     fn use_of(&self, below: &dyn Part) -> PartUse {
-        LimitedPart::use_among(&self.below, below)
+        // An origin that is closed cleanly would seem to have everything.
+        match self.below[0].is(below) && self.is_incomplete.load(Ordering::Acquire) {
+            true => PartUse::Stalled,
+            false => LimitedPart::use_among(&self.below, below),
+        }
     }
 }
 

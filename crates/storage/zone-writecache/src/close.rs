@@ -7,6 +7,7 @@ use crate::opening::Unsent;
 use block::{Error, Result};
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Time without progress of the origin after which a close doesn't wait for uploads any more.
@@ -23,6 +24,10 @@ impl Core {
             true => self.drain_while_it_moves().await,
             false => Ok(()),
         };
+        if drained.is_err() {
+            // An origin that is closed cleanly would seem to have everything.
+            self.is_stalled.store(true, Ordering::Release);
+        }
         self.health.set_closing();
         self.wake_all();
         // Open handles don't delay a close: a client may keep one forever.

@@ -145,10 +145,13 @@ async fn build(arguments: &Arguments) -> Result<Built> {
     let goal = if is_salvage { Goal::Salvage } else { Goal::Serve };
     let settings = Settings { metadata_bytes, background_shares, goal, ..Settings::default() };
     let is_lent = arguments.contract("on")? == Some(Contract::Zones);
-    let zones = match is_lent {
-        true => arguments.zones("on")?,
-        false if is_salvage => zones_to_read(arguments.device("on")?).await?,
-        false => zones_on(arguments.device("on")?, format, arguments.optional_size("zone_size")?).await?,
+    let (zones, is_lent) = match is_lent {
+        true => block::zones_of_store(arguments.zones("on")?, is_salvage).await?,
+        false if is_salvage => (zones_to_read(arguments.device("on")?).await?, false),
+        false => {
+            let device = arguments.device("on")?;
+            (zones_on(device, format, arguments.optional_size("zone_size")?).await?, false)
+        }
     };
     let properties = properties(arguments)?;
     let files = match format {

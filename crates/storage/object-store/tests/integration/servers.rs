@@ -25,7 +25,9 @@ pub struct Server {
     program: PathBuf,
     kind: Program,
     pub port: u16,
-    folder: TempDir,
+    /// Folder of the store.
+    #[allow(dead_code, reason = "only tests that alter objects use it")]
+    pub folder: TempDir,
 }
 
 /// Path of a program, in `PATH` or in the folder that `scripts/test` installs into.

@@ -75,7 +75,7 @@ impl Core {
 
 /// Manifests of an earlier epoch that nothing needs: all of these but its claim and the seals at its end. The
 /// first of those fences the writer of the epoch.
-async fn old_manifests(manifests: &Manifests, epoch: u32, numbers: &[u64]) -> Result<Vec<Name>> {
+pub(crate) async fn old_manifests(manifests: &Manifests, epoch: u32, numbers: &[u64]) -> Result<Vec<Name>> {
     let others = numbers.iter().filter(|number| **number > 0).count();
     if others < 2 {
         // The seal alone.

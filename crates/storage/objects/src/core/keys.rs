@@ -69,7 +69,7 @@ impl Core {
     ///
     /// # Errors
     /// Errors of [`KeyStore::secret`].
-    pub(super) fn zone_key(&self, index: ZoneIndex, generation: u64) -> Result<Option<Rc<Sealer>>> {
+    pub(crate) fn zone_key(&self, index: ZoneIndex, generation: u64) -> Result<Option<Rc<Sealer>>> {
         self.keys.as_ref().map(|keys| keys.of(index, generation).map(Rc::new)).transpose()
     }
 

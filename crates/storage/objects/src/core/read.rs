@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// Most bytes of a piece that are read with one request, a multiple of a chunk.
-const MAX_READ: u64 = 1 << 20;
+pub(crate) const MAX_READ: u64 = 1 << 20;
 /// Attempts to read bytes whose checksum differs: they may have been damaged on the way.
 const ATTEMPTS: u32 = 3;
 /// Time limit of a read from a store that fails. The client ends earlier when other requests have used up its
@@ -135,7 +135,7 @@ impl Core {
     }
 
     /// Reads bytes of a stored piece with the key of its zone, again after failures that may pass.
-    pub(super) async fn read_stored(
+    pub(crate) async fn read_stored(
         &self,
         name: &PieceName,
         zone_key: Option<&Sealer>,
@@ -215,6 +215,10 @@ impl Core {
         }
         match self.manifests.store.head(key).await {
             Err(error) => error,
+            Ok(None) if self.is_reader.get() => Error::not_found(format!(
+                "{detail}: its writer has deleted it since the manifest that is read here, or the store has lost it; a newer \
+                 manifest tells"
+            )),
             // A writer that was fenced has no claim to it.
             Ok(None) => self
                 .log

@@ -110,6 +110,7 @@ async fn run(bucket: Rc<Bucket>) {
             key: Arc::new(crypt::secret::copy_of(&OPERATOR).unwrap()),
             key_store: Some(key_store.clone()),
         }),
+        follow: None,
     };
     let zones: Arc<dyn ZonesPart> = Arc::new(ObjectsPart::open(options).await.unwrap());
     let settings = Settings {

@@ -32,6 +32,7 @@ pub fn options(format: bool) -> Options {
         expected: (None, None),
         settings: settings(),
         encryption: None,
+        follow: None,
     }
 }
 

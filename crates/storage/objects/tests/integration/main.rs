@@ -13,8 +13,10 @@ mod encryption;
 mod fence;
 mod hostile;
 mod merge;
+mod offline;
 mod outage;
 mod overtaken;
+mod reader;
 mod real;
 mod rewind;
 #[path = "../../../object-store/tests/integration/servers.rs"]

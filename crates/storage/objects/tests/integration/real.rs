@@ -32,6 +32,7 @@ fn options(port: u16, format: bool, probe: bool, encryption: Option<&Encryption>
         expected: (None, None),
         settings: objects::Settings { grace: Duration::from_millis(300), ..settings() },
         encryption: encryption.cloned(),
+        follow: None,
     }
 }
 

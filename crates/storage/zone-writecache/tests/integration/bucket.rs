@@ -43,6 +43,8 @@ pub fn bucket_options(format: bool) -> objects::Options {
             max_append: 96 << 10,
             ..objects::Settings::default()
         },
+        follow: None,
+        encryption: None,
     }
 }
 

@@ -66,7 +66,7 @@ fn a_close_that_uploads_everything_ends_without_the_origin() {
         simulated(move || async move {
             let (fast, zones) = (fast_device(), ram_zones());
             let (origin, switch) = Switched::new(zones.clone());
-            let part = open(&fast, origin, true).await.unwrap();
+            let part = open(&fast, origin.clone(), true).await.unwrap();
             let handle = part.open().await.unwrap();
             part.message("flush_on_suspend").await.unwrap();
             runtime::sleep(Duration::from_secs(1)).await;
@@ -75,6 +75,7 @@ fn a_close_that_uploads_everything_ends_without_the_origin() {
             let closed = runtime::timeout(Duration::from_secs(300), part.close()).await;
             let error = closed.expect("a close ends").expect_err("the origin lacks data");
             assert!(error.detail().contains("origin"), "{error}");
+            assert_eq!(part.use_of(&*origin), block::PartUse::Stalled, "it would seem to have everything");
             // It was closed cleanly all the same.
             let part = open(&fast, zones.clone(), false).await.unwrap();
             let handle = part.open().await.unwrap();

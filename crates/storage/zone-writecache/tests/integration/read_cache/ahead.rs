@@ -119,6 +119,8 @@ fn a_cold_zone_of_a_bucket_is_read_in_large_requests() {
                 format: format.then_some(NewVolume { zones: 8, zone_size: 8 << 20, probe: false }),
                 expected: (None, None),
                 settings: objects::Settings { max_append: 256 << 10, ..objects::Settings::default() },
+                follow: None,
+                encryption: None,
             };
             let part: Arc<dyn ZonesPart> = Arc::new(ObjectsPart::open(options).await.unwrap());
             part

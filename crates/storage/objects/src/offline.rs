@@ -1,0 +1,105 @@
+//! Work on a volume without opening it for writing: what operators ask about a bucket, and do to it.
+//!
+//! # Promises
+//! - Only [`Volume::fence`] ends the work of the volume's writer; only [`Volume::collect`] deletes objects.
+//!   Everything else reads.
+//! - Memory is bounded by the zone table, and by the limits of the listings.
+//!
+//! `survey`: the objects of the prefix, compared with the manifests. `check`, `collect`, `fence`, `status`.
+
+mod check;
+mod collect;
+mod fence;
+mod status;
+mod survey;
+
+pub use check::{CheckReport, Damage};
+pub use collect::Collected;
+pub use fence::{Epoch, Seal};
+pub use survey::Count;
+
+use crate::core::{Core, Settings};
+use crate::encryption;
+use crate::format::Writers;
+use crate::looking::{Looked, look};
+use crate::manifests::{Identity, Manifests};
+use crate::names::Names;
+use crate::opening::{self, Opened};
+use crate::part::Options;
+use block::{Claim, Error, Result};
+use object_store::{Counts, Store};
+use std::rc::Rc;
+
+/// A volume in a bucket that isn't opened.
+#[derive(Debug)]
+pub struct Volume {
+    manifests: Manifests,
+    settings: Settings,
+    /// Name of this program for operators.
+    writer: String,
+}
+
+impl Volume {
+    /// Returns the volume of these options. Sends no request.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for options that can't be.
+    pub fn new(options: Options) -> Result<Volume> {
+        let Options { store, prefix, writer, settings, encryption, .. } = options;
+        let keys = encryption::keys_alone(encryption.as_ref())?;
+        let manifests = Manifests { names: Names::new(&prefix)?, store: Store::new(store)?, keys };
+        Ok(Volume { manifests, settings, writer })
+    }
+
+    /// URL of the bucket.
+    pub fn bucket(&self) -> &str {
+        self.manifests.store.name()
+    }
+
+    /// Prefix of all keys.
+    pub fn prefix(&self) -> &str {
+        self.manifests.names.prefix()
+    }
+
+    /// Counters of the client.
+    pub fn counts(&self) -> Counts {
+        self.manifests.store.counts()
+    }
+
+    /// Looks at the volume.
+    async fn look(&self) -> Result<Looked> {
+        look(&self.manifests).await?.ok_or_else(|| opening::none(&self.manifests))
+    }
+
+    /// Zones that only read the state that was found.
+    fn reading(&self, looked: &Looked) -> Result<Rc<Core>> {
+        let refusal = Error::read_only("the zones of a bucket are only looked at");
+        read_only(self.manifests.clone(), self.settings, looked, refusal)
+    }
+}
+
+/// Returns zones with the state of a look. They send requests for reads only; changes are refused with this
+/// error.
+///
+/// # Errors
+/// [`Error::Invalid`] for settings that can't be.
+pub(crate) fn read_only(
+    manifests: Manifests,
+    settings: Settings,
+    looked: &Looked,
+    refusal: Error,
+) -> Result<Rc<Core>> {
+    let last = &looked.manifest;
+    let writer = Writers { id: last.writer.id, name: last.writer.name.clone() };
+    let identity = Identity { volume: last.volume, epoch: last.epoch, writer };
+    let mut table = looked.table.clone();
+    table.interrupt();
+    let position =
+        crate::manifest_log::Position { number: last.number, base: last.link, base_bytes: 0, delta_bytes: 0 };
+    let claim =
+        Claim { number: last.epoch.into(), writer: last.writer.name.clone(), time: last.time, token: None };
+    let opened = Opened { identity, claim, table, position, garbage: Vec::new(), was_unclean: false };
+    let core = Core::new(manifests, settings, opened, None)?;
+    core.refuse_changes(refusal);
+    Ok(core)
+}

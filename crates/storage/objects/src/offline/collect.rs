@@ -1,0 +1,93 @@
+//! Deletion of garbage without opening the volume.
+//!
+//! # Promises
+//! - Deleted is what no state of the volume will ever need: pieces without a manifest of writers that have
+//!   ended, and manifests before the newest base. So it is safe while a writer runs, whose own garbage is
+//!   left to it.
+//! - An object is deleted at the earliest a grace after it was needed last: so long a reader of an earlier
+//!   manifest has for it.
+
+use super::Volume;
+use super::survey::{Count, survey};
+use crate::manifests::now;
+use block::{Error, Result};
+use object_store::MAX_BATCH;
+use std::time::Duration;
+
+/// Difference of the clocks of two machines that a store serves at most: it refuses signatures whose time
+/// differs by more than 15 minutes from its own.
+const CLOCKS: Duration = Duration::from_secs(30 * 60);
+
+/// Outcome of a search for garbage.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// Objects that nothing needs.
+    pub garbage: Count,
+    /// Objects that no manifest names, and that a writer may still need.
+    pub unsettled: Count,
+    /// Objects that were deleted.
+    pub deleted: u64,
+    /// Time that was waited for the grace.
+    pub waited: Duration,
+}
+
+/// Time until what a last manifest of this age doesn't need was not needed for the grace.
+fn wait(age: Duration, grace: Duration) -> Duration {
+    match age >= grace + CLOCKS {
+        true => Duration::ZERO,
+        false => grace,
+    }
+}
+
+impl Volume {
+    /// Finds the objects that nothing needs, and deletes them after the grace, unless it is only `dry`.
+    /// `listed` gets the number of listed objects, `deleted` that of deleted ones and of all.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if there is no volume; [`Error::Corrupt`] and [`Error::Unsupported`] if its
+    /// manifests can't be read; the first error of the store.
+    pub async fn collect(
+        &self,
+        is_dry: bool,
+        listed: &dyn Fn(u64),
+        deleted: &dyn Fn(u64, u64),
+    ) -> Result<Collected> {
+        let looked = self.look().await?;
+        let survey = survey(&self.manifests, &looked, listed).await?;
+        let mut collected =
+            Collected { garbage: survey.garbage, unsettled: survey.unsettled, ..Collected::default() };
+        if is_dry || survey.names.is_empty() {
+            return Ok(collected);
+        }
+        let age = Duration::from_millis(now().saturating_sub(looked.manifest.time));
+        collected.waited = wait(age, self.settings.grace);
+        runtime::sleep(collected.waited).await;
+        let (total, mut failure) = (survey.names.len() as u64, None::<Error>);
+        for batch in survey.names.chunks(MAX_BATCH) {
+            let keys: Vec<String> = batch.iter().map(|name| self.manifests.names.key(*name)).collect();
+            match self.manifests.store.delete_batch(&keys).await {
+                Ok(()) => collected.deleted += batch.len() as u64,
+                Err(error) => failure = failure.or(Some(error)),
+            }
+            deleted(collected.deleted, total);
+        }
+        let rest = total - collected.deleted;
+        match failure {
+            None => Ok(collected),
+            Some(error) => Err(error.in_context(format!("{rest} of {total} objects may not be deleted"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_grace_is_waited_for_unless_the_last_change_is_surely_older() {
+        let grace = Duration::from_secs(60);
+        for (age, expected) in [(0, grace), (61, grace), (1859, grace), (1860, Duration::ZERO)] {
+            assert_eq!(wait(Duration::from_secs(age), grace), expected, "{age} s");
+        }
+    }
+}

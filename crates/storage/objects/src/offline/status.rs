@@ -1,0 +1,77 @@
+//! State of a volume as its bucket has it.
+
+use super::Volume;
+use super::survey::{Count, survey};
+use crate::format::object_length;
+use crate::looking::Looked;
+use crate::table::State;
+use block::Result;
+use serde_json::{Map, Value, json};
+
+/// Bytes of the objects of all pieces.
+fn object_bytes(looked: &Looked, is_sealed: bool) -> u64 {
+    let pieces = looked.table.zones.iter().flat_map(|zone| &zone.pieces);
+    pieces.map(|piece| object_length(piece.length.into(), is_sealed)).sum()
+}
+
+fn count(count: Count) -> Value {
+    json!({ "objects": count.objects, "bytes": count.bytes })
+}
+
+impl Volume {
+    /// Returns the state of the volume, without a claim: nothing is written. With `garbage` all objects are
+    /// listed, and those that nothing needs are counted; `listed` gets the number of listed objects.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`](block::Error::NotFound) if there is no volume; errors of damaged manifests and of
+    /// the store.
+    pub async fn status(&self, garbage: bool, listed: &dyn Fn(u64)) -> Result<Map<String, Value>> {
+        let looked = self.look().await?;
+        let last = self.epoch().await?;
+        let (pieces, stored) = looked.table.stored();
+        let zones = |state: State| looked.table.zones.iter().filter(|zone| zone.state == state).count();
+        let state = match () {
+            () if looked.claimed > looked.manifest.epoch => "being opened",
+            () if last.sealed.is_some() => "fenced",
+            () if looked.manifest.is_clean => "closed",
+            () => "in use, or not closed",
+        };
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let mut status = json!({
+            "bucket": self.bucket(),
+            "prefix": self.prefix(),
+            "volume": hex(&looked.manifest.volume),
+            "state": state,
+            "epoch": looked.manifest.epoch,
+            "manifest": looked.manifest.number,
+            "manifests_since_base": looked.manifest.number - looked.manifest.link,
+            "writer": looked.manifest.writer.name,
+            "written_at": looked.manifest.time / 1000,
+            "zones": {
+                "total": looked.table.zones.len(),
+                "empty": zones(State::Empty),
+                "begun": zones(State::Begun),
+                "full": zones(State::Full),
+                "interrupted": zones(State::Interrupted),
+            },
+            "zone_size": looked.table.zone_size,
+            "pieces": pieces,
+            "stored_bytes": stored,
+            "object_bytes": object_bytes(&looked, self.manifests.is_encrypted()),
+        });
+        if looked.claimed > looked.manifest.epoch {
+            status["claimed"] = json!({ "epoch": last.epoch, "by": last.writer });
+        }
+        if let Some(seal) = last.sealed {
+            status["fenced"] = json!({ "by": seal.creator, "at": seal.time / 1000 });
+        }
+        if garbage {
+            let survey = survey(&self.manifests, &looked, listed).await?;
+            status["manifests"] = count(survey.manifests);
+            status["garbage"] = count(survey.garbage);
+            status["unsettled"] = count(survey.unsettled);
+            status["foreign"] = count(survey.foreign);
+        }
+        Ok(status.as_object().cloned().unwrap_or_default())
+    }
+}

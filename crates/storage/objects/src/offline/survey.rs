@@ -1,0 +1,308 @@
+//! The objects below a prefix, compared with the manifests of the volume.
+
+use crate::core::old_manifests;
+use crate::format::object_length;
+use crate::looking::Looked;
+use crate::manifests::{Manifests, READERS};
+use crate::names::{Name, PieceName};
+use crate::table::Table;
+use block::{Error, Result};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Most pages of a listing: a thousand million objects.
+const MAX_PAGES: usize = 1 << 20;
+/// Most names of garbage that are kept; the others are counted.
+const MAX_NAMES: usize = 1 << 20;
+/// Most objects that are described one by one; the others are counted.
+pub(super) const MAX_LISTED: usize = 1000;
+/// Missing pieces that are asked for together.
+const BATCH: usize = 1024;
+
+/// Attempts to find the end of an epoch whose manifests are being deleted.
+const ATTEMPTS: u32 = 4;
+
+/// Number of objects, and their bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Number of objects.
+    pub objects: u64,
+    /// Their bytes, as the store has them.
+    pub bytes: u64,
+}
+
+impl Count {
+    fn add(&mut self, bytes: u64) {
+        (self.objects, self.bytes) = (self.objects + 1, self.bytes + bytes);
+    }
+}
+
+/// Objects below the prefix.
+#[derive(Debug)]
+pub(crate) struct Survey<'t> {
+    /// Pieces that the zone table names, and that exist.
+    pub pieces: Count,
+    /// Manifests that are needed.
+    pub manifests: Count,
+    /// Objects that nothing needs, nor ever will.
+    pub garbage: Count,
+    /// Their names, up to a limit.
+    pub names: Vec<Name>,
+    /// Objects that no manifest names, of a writer that may still name or delete them.
+    pub unsettled: Count,
+    /// Objects of other programs.
+    pub foreign: Count,
+    /// Epochs whose claims are missing, the first ones.
+    pub claims: Vec<u32>,
+    /// Pieces of the table; those that aren't noted are missing or have another length.
+    pub seen: Seen<'t>,
+    /// Bytes of the objects that have another length, of the first ones.
+    pub lengths: BTreeMap<PieceName, u64>,
+}
+
+/// Pieces of a table that are sound: one bit for each.
+#[derive(Debug)]
+pub(crate) struct Seen<'t> {
+    table: &'t Table,
+    /// Number of the first piece of each zone.
+    first: Vec<usize>,
+    bits: Vec<u64>,
+}
+
+impl<'t> Seen<'t> {
+    fn new(table: &'t Table) -> Self {
+        let mut count = 0;
+        let mut first = Vec::with_capacity(table.zones.len());
+        for zone in &table.zones {
+            first.push(count);
+            count += zone.pieces.len();
+        }
+        Seen { table, first, bits: vec![0; count.div_ceil(64)] }
+    }
+
+    fn number(&self, zone: u32, at: usize) -> usize {
+        self.first[zone as usize] + at
+    }
+
+    /// Number of a piece, and its bytes of data; `None` if the table doesn't name it.
+    fn find(&self, name: &PieceName) -> Option<(usize, u64)> {
+        if !self.table.has(name) {
+            return None;
+        }
+        let pieces = &self.table.zones[name.zone as usize].pieces;
+        let at = pieces.binary_search_by_key(&name.offset, |piece| piece.offset).ok()?;
+        Some((self.number(name.zone, at), pieces[at].length.into()))
+    }
+
+    /// Notes that a piece of the table is sound, or that it isn't.
+    pub fn set(&mut self, name: &PieceName, is_sound: bool) {
+        let Some((number, _)) = self.find(name) else { return };
+        let bit = 1 << (number % 64);
+        match is_sound {
+            true => self.bits[number / 64] |= bit,
+            false => self.bits[number / 64] &= !bit,
+        }
+    }
+
+    fn is_sound(&self, number: usize) -> bool {
+        self.bits[number / 64] & 1 << (number % 64) != 0
+    }
+
+    /// Pieces of a zone, with their bytes of data, that are sound, or that aren't.
+    pub fn pieces(&self, zone: u32, are_sound: bool) -> impl Iterator<Item = (PieceName, u64)> + '_ {
+        let lengths = self.table.zones[zone as usize].pieces.iter().map(|piece| u64::from(piece.length));
+        let named = self.table.names(zone).zip(lengths).enumerate();
+        named.filter_map(move |(at, found)| {
+            (self.is_sound(self.number(zone, at)) == are_sound).then_some(found)
+        })
+    }
+
+    /// Numbers of the zones.
+    pub fn zones(&self) -> std::ops::Range<u32> {
+        0..self.table.zones.len() as u32
+    }
+}
+
+/// Passes on keys and lengths of the objects that begin with a prefix.
+async fn list(manifests: &Manifests, prefix: &str, mut take: impl FnMut(&str, u64)) -> Result<()> {
+    let mut from = None;
+    for _ in 0..MAX_PAGES {
+        let page = manifests.store.list(prefix, from.as_deref()).await?;
+        page.objects.iter().for_each(|listed| take(&listed.key, listed.length));
+        from = page.next;
+        if from.is_none() {
+            return Ok(());
+        }
+    }
+    Err(Error::protocol(format!(
+        "object store \"{}\": the listing of {prefix} has more than {MAX_PAGES} pages; expected an end",
+        manifests.store.name()
+    )))
+}
+
+impl<'t> Survey<'t> {
+    fn new(table: &'t Table) -> Self {
+        let none = Count::default();
+        Survey {
+            pieces: none,
+            manifests: none,
+            garbage: none,
+            names: Vec::new(),
+            unsettled: none,
+            foreign: none,
+            claims: Vec::new(),
+            seen: Seen::new(table),
+            lengths: BTreeMap::new(),
+        }
+    }
+
+    /// Notes that the object of a piece of the table has these bytes; `None` for none.
+    fn note(&mut self, name: PieceName, expected: u64, found: Option<u64>) {
+        let is_sound = found == Some(expected);
+        self.seen.set(&name, is_sound);
+        self.lengths.remove(&name);
+        match found {
+            Some(bytes) if is_sound => self.pieces.add(bytes),
+            Some(bytes) if self.lengths.len() < MAX_LISTED => drop(self.lengths.insert(name, bytes)),
+            _ => {}
+        }
+    }
+
+    fn waste(&mut self, name: Name, bytes: u64) {
+        self.garbage.add(bytes);
+        if self.names.len() < MAX_NAMES {
+            self.names.push(name);
+        }
+    }
+}
+
+/// Lists all objects of a volume that was looked at, and compares them with its state. `progress` gets the
+/// number of objects so far.
+///
+/// A piece that no manifest names is garbage if its writer names no further pieces: that of an earlier epoch,
+/// or of one that has ended. Of manifests, claims and the seals at the end of an epoch are needed.
+///
+/// # Errors
+/// Errors of the store.
+pub(crate) async fn survey<'t>(
+    manifests: &Manifests,
+    looked: &'t Looked,
+    progress: &dyn Fn(u64),
+) -> Result<Survey<'t>> {
+    let (mut survey, mut count) = (Survey::new(&looked.table), 0);
+    let state = looked.manifest.epoch;
+    let is_over = |epoch: u32| epoch < state || (epoch == state && looked.is_final());
+    let base = (state, looked.manifest.link);
+    let mut epochs: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
+    let take = |key: &str, bytes: u64| {
+        count += 1;
+        if count % 1000 == 0 {
+            progress(count);
+        }
+        let name = match manifests.names.parse(key) {
+            None => return survey.foreign.add(bytes),
+            Some(Name::Manifest { epoch, number }) => {
+                return epochs.entry(epoch).or_default().push((number, bytes));
+            }
+            Some(Name::Base { epoch, number }) if (epoch, number) == base => {
+                return survey.manifests.add(bytes);
+            }
+            // The next epoch has begun with a base, or nothing will link to it.
+            Some(name @ Name::Base { epoch, .. }) if is_over(epoch) => return survey.waste(name, bytes),
+            Some(Name::Base { .. }) => return survey.unsettled.add(bytes),
+            Some(Name::Piece(name)) => name,
+        };
+        match survey.seen.find(&name) {
+            Some((_, length)) => {
+                survey.note(name, object_length(length, manifests.is_encrypted()), Some(bytes))
+            }
+            None if is_over(name.epoch) => survey.waste(Name::Piece(name), bytes),
+            None => survey.unsettled.add(bytes),
+        }
+    };
+    list(manifests, manifests.names.prefix(), take).await?;
+    progress(count);
+    for epoch in 1..=looked.claimed {
+        let numbers = epochs.remove(&epoch).unwrap_or_default();
+        survey_epoch(manifests, looked, (epoch, numbers), &mut survey).await?;
+    }
+    // Manifests of an epoch that was claimed since.
+    epochs.into_values().flatten().for_each(|(_, bytes)| survey.manifests.add(bytes));
+    confirm(manifests, &mut survey).await?;
+    Ok(survey)
+}
+
+/// Adds the manifests of an epoch: their numbers, and their bytes.
+async fn survey_epoch(
+    manifests: &Manifests,
+    looked: &Looked,
+    (epoch, listed): (u32, Vec<(u64, u64)>),
+    survey: &mut Survey<'_>,
+) -> Result<()> {
+    let numbers: Vec<u64> = listed.iter().map(|(number, _)| *number).collect();
+    if numbers.first() != Some(&0) && survey.claims.len() < MAX_LISTED {
+        survey.claims.push(epoch);
+    }
+    let state = &looked.manifest;
+    let is_old: Box<dyn Fn(u64) -> bool> = match epoch {
+        _ if epoch < state.epoch => {
+            let old = old_of(manifests, epoch, numbers).await?;
+            Box::new(move |number| old.contains(&Name::Manifest { epoch, number }))
+        }
+        // The deltas up to the base, and the first base if there is a later one.
+        _ if epoch == state.epoch => Box::new(|number| state.link > 1 && (1..=state.link).contains(&number)),
+        _ => Box::new(|_| false),
+    };
+    for (number, bytes) in listed {
+        match is_old(number) {
+            false => survey.manifests.add(bytes),
+            true if epoch < state.epoch || looked.is_final() => {
+                survey.waste(Name::Manifest { epoch, number }, bytes);
+            }
+            // Its writer deletes it.
+            true => survey.unsettled.add(bytes),
+        }
+    }
+    Ok(())
+}
+
+/// Manifests of an earlier epoch that nothing needs. The next writer deletes them, maybe meanwhile.
+async fn old_of(manifests: &Manifests, epoch: u32, listed: Vec<u64>) -> Result<BTreeSet<Name>> {
+    let (mut numbers, mut attempt) = (listed, 1);
+    loop {
+        match old_manifests(manifests, epoch, &numbers).await {
+            Err(Error::Corrupt(_)) if attempt < ATTEMPTS => numbers = manifests.numbers(epoch).await?,
+            old => return old.map(BTreeSet::from_iter),
+        }
+        attempt += 1;
+    }
+}
+
+/// Asks for each object that seems to be damaged: a listing may show an earlier moment.
+async fn confirm(manifests: &Manifests, survey: &mut Survey<'_>) -> Result<()> {
+    let zones = survey.seen.zones();
+    let mut batch: Vec<(PieceName, u64)> = Vec::new();
+    for zone in zones.clone() {
+        batch.extend(survey.seen.pieces(zone, false));
+        if batch.len() < BATCH && zone + 1 < zones.end {
+            continue;
+        }
+        let heads = batch.iter().map(|(name, _)| length(manifests, Name::Piece(*name)));
+        for ((name, length), found) in batch.iter().zip(runtime::join_limited(READERS, heads).await) {
+            survey.note(*name, object_length(*length, manifests.is_encrypted()), found?);
+        }
+        batch.clear();
+    }
+    let mut lost = Vec::new();
+    for epoch in std::mem::take(&mut survey.claims) {
+        if length(manifests, Name::Manifest { epoch, number: 0 }).await?.is_none() {
+            lost.push(epoch);
+        }
+    }
+    survey.claims = lost;
+    Ok(())
+}
+
+async fn length(manifests: &Manifests, name: Name) -> Result<Option<u64>> {
+    let found = manifests.store.head(&manifests.names.key(name)).await?;
+    Ok(found.map(|found| found.length))
+}

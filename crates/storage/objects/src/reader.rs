@@ -1,0 +1,354 @@
+//! Zones that another machine writes: opened without a fence, read only, and followed at an interval.
+//!
+//! # Promises
+//! - Nothing is written, and the writer isn't fenced. Changes are refused with the reason.
+//! - A call sees the state of one manifest as a whole. A [view](ZonesPart::view) keeps its state; a handle of
+//!   the part itself sees the newest one at each call.
+//! - What the writer has deleted since the manifest that is read is looked for in the newest one: there it is
+//!   if it was merged. After a reset it is an error of the read.
+//! - While the store doesn't answer, the last state stays.
+
+use crate::KIND;
+use crate::core::{Core, Settings};
+use crate::encryption;
+use crate::looking::{Looked, follow, look};
+use crate::manifests::{Manifests, age_of};
+use crate::names::Names;
+use crate::offline::read_only;
+use crate::opening;
+use crate::part::{Options, requests};
+use block::{
+    Buffer, Call, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, Status, View, ZoneAddress,
+    ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
+};
+use object_store::Store;
+use runtime::sync::{Notify, Semaphore};
+use runtime::{FailureRun, Home, TaskGroup};
+use serde_json::{Value, json};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Zones of another writer.
+#[derive(Debug)]
+pub struct ReaderPart {
+    home: Home<Seen>,
+    geometry: ZoneGeometry,
+}
+
+/// The zones, on their home shard.
+struct Reader {
+    manifests: Manifests,
+    settings: Settings,
+    state: RefCell<State>,
+    /// Number of states so far.
+    number: Cell<u64>,
+    failures: FailureRun,
+    error: RefCell<Option<Error>>,
+    /// One follow at a time, so that a state never takes the place of a later one.
+    following: Rc<Semaphore>,
+    is_closed: Cell<bool>,
+    closed: Notify,
+    tasks: TaskGroup,
+}
+
+/// Zones of a handle: the newest state, or always the same one.
+struct Seen {
+    reader: Rc<Reader>,
+    fixed: Option<Rc<Core>>,
+}
+
+/// A state and the zones with it.
+struct State {
+    looked: Rc<Looked>,
+    core: Rc<Core>,
+}
+
+/// Error of a change.
+fn refusal() -> Error {
+    Error::read_only(
+        "zones in a bucket with open=reader take no changes: another machine writes them; change them there, or leave out \
+         open=reader here, which fences that writer",
+    )
+}
+
+impl ReaderPart {
+    /// Opens zones for reading. The calling shard becomes the home shard, which reads the newest manifest
+    /// again after each `interval`.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if there is no volume; [`Error::Corrupt`] and [`Error::Unsupported`] for damaged
+    /// manifests and other versions; [`Error::Invalid`] for settings that can't be, or that differ from the
+    /// volume's; errors of the store.
+    pub async fn open(options: Options, interval: Duration) -> Result<ReaderPart> {
+        let Options { store, prefix, expected, settings, encryption, .. } = options;
+        let keys = encryption::keys_alone(encryption.as_ref())?;
+        let manifests = Manifests { names: Names::new(&prefix)?, store: Store::new(store)?, keys };
+        let looked = look(&manifests).await?.ok_or_else(|| opening::none(&manifests))?;
+        crate::part::check_expected(expected, &looked.table)?;
+        let core = read_only(manifests.clone(), settings, &looked, refusal())?;
+        let geometry = core.geometry().clone();
+        let reader = Rc::new(Reader {
+            manifests,
+            settings,
+            state: RefCell::new(State { looked: Rc::new(looked), core }),
+            number: Cell::new(1),
+            failures: FailureRun::default(),
+            error: RefCell::new(None),
+            following: Semaphore::new(1),
+            is_closed: Cell::new(false),
+            closed: Notify::new(),
+            tasks: TaskGroup::default(),
+        });
+        reader.tasks.spawn(reader.clone().run(interval)).detach();
+        let seen = Rc::new(Seen { reader, fixed: None });
+        Ok(ReaderPart { home: Home::here(seen), geometry })
+    }
+
+    /// Reads the newest manifest now.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub async fn follow(&self) -> Result<()> {
+        self.home.with(|seen: Rc<Seen>| async move { seen.reader.follow().await }).await
+    }
+}
+
+impl Reader {
+    async fn run(self: Rc<Self>, interval: Duration) {
+        while !self.is_closed.get() {
+            let _ = runtime::timeout(interval, self.closed.notified()).await;
+            if self.is_closed.get() {
+                break;
+            }
+            match self.follow().await {
+                Ok(()) => self.failures.ended("following the writer of zones in a bucket"),
+                Err(error) => {
+                    self.failures.failed(format!("following the writer of zones in a bucket: {error}"));
+                    self.error.replace(Some(error));
+                }
+            }
+        }
+    }
+
+    async fn follow(&self) -> Result<()> {
+        let _only = self.following.acquire(1).await;
+        let before = self.state.borrow().looked.clone();
+        let later = follow(&self.manifests, &before).await?;
+        self.error.replace(None);
+        let Some(looked) = later else { return Ok(()) };
+        let shape = |looked: &Looked| (looked.table.zones.len(), looked.table.zone_size);
+        if shape(&looked) != shape(&before) || looked.manifest.volume != before.manifest.volume {
+            return Err(Error::invalid(
+                "another volume was created in its place; expected the same one: open it again",
+            ));
+        }
+        let core = read_only(self.manifests.clone(), self.settings, &looked, refusal())?;
+        self.state.replace(State { looked: Rc::new(looked), core });
+        self.number.set(self.number.get() + 1);
+        Ok(())
+    }
+
+    /// Zones with the newest state.
+    fn core(&self) -> Result<Rc<Core>> {
+        match self.is_closed.get() {
+            true => Err(Error::closed("the zones are closed: open them again")),
+            false => Ok(self.state.borrow().core.clone()),
+        }
+    }
+
+    fn status(&self) -> Status {
+        let state = self.state.borrow();
+        let (looked, counts) = (&state.looked, self.manifests.store.counts());
+        let (pieces, bytes) = looked.table.stored();
+        let value = json!({
+            "state": "reading",
+            "error": self.error.borrow().as_ref().map(ToString::to_string),
+            "writer": looked.manifest.writer.name,
+            "written": age_of(looked.manifest.time),
+            "epoch": looked.manifest.epoch,
+            "manifest": looked.manifest.number,
+            "states": self.number.get(),
+            "zones": looked.table.zones.len(),
+            "zone_size": looked.table.zone_size,
+            "pieces": pieces,
+            "stored_bytes": bytes,
+        });
+        let mut status = value.as_object().cloned().unwrap_or_default();
+        status.retain(|_, value: &mut Value| !value.is_null());
+        status.extend(requests(&counts));
+        status
+    }
+
+    async fn close(self: Rc<Self>) -> Result<()> {
+        self.is_closed.set(true);
+        self.closed.notify_all();
+        // A request that is in progress has its own limit; it changes nothing.
+        let _ = runtime::timeout(self.settings.close_limit, self.tasks.ended()).await;
+        Ok(())
+    }
+}
+
+impl Seen {
+    fn core(&self) -> Result<Rc<Core>> {
+        self.fixed.clone().map_or_else(|| self.reader.core(), Ok)
+    }
+
+    /// Fills the buffer with bytes of a zone. What was merged since has the same bytes in other pieces, which
+    /// a newer manifest tells.
+    async fn read(&self, at: ZoneAddress, buffer: Buffer) -> ReadOutcome {
+        let core = match self.core() {
+            Ok(core) => core,
+            Err(error) => return (Err(error), buffer),
+        };
+        let (outcome, buffer) = core.clone().read(at, buffer).await;
+        let is_missing = matches!(outcome, Err(Error::NotFound(_)));
+        if !is_missing || self.reader.is_closed.get() || self.reader.follow().await.is_err() {
+            return (outcome, buffer);
+        }
+        match self.reader.core() {
+            Ok(newer) if newer.generation(at.zone) == core.generation(at.zone) => {
+                newer.read(at, buffer).await
+            }
+            _ => (outcome, buffer),
+        }
+    }
+}
+
+impl Part for ReaderPart {
+    fn kind(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn status(&self) -> Call<'_, Status> {
+        self.home.status(|seen: &Seen| seen.reader.status())
+    }
+
+    fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
+        Call::ready(Err(refusal().in_context(format!("message \"{}\"", message.escape_debug()))))
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        Call::new(self.home.close(|seen: Rc<Seen>| seen.reader.clone().close()))
+    }
+}
+
+impl ZonesPart for ReaderPart {
+    fn geometry(&self) -> &ZoneGeometry {
+        &self.geometry
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
+        let handle = ReaderHandle { home: self.home.clone(), geometry: self.geometry.clone() };
+        Call::ready(Ok(Rc::new(handle)))
+    }
+
+    fn view(&self) -> Call<'_, Result<Option<View>>> {
+        let geometry = self.geometry.clone();
+        Call::new(self.home.with(move |seen: Rc<Seen>| async move {
+            let (reader, core) = (seen.reader.clone(), seen.core()?);
+            let number = reader.number.get();
+            let home = Home::here(Rc::new(Seen { reader, fixed: Some(core) }));
+            Ok(Some(View { number, zones: Arc::new(ViewPart { home, geometry }) }))
+        }))
+    }
+
+    fn state(&self) -> Call<'_, Result<u64>> {
+        Call::new(self.home.with(|seen: Rc<Seen>| async move {
+            seen.core()?;
+            Ok(seen.reader.number.get())
+        }))
+    }
+}
+
+/// Zones in one state.
+#[derive(Debug)]
+struct ViewPart {
+    home: Home<Seen>,
+    geometry: ZoneGeometry,
+}
+
+impl Part for ViewPart {
+    fn kind(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        Call::new(self.home.forget())
+    }
+}
+
+impl ZonesPart for ViewPart {
+    fn geometry(&self) -> &ZoneGeometry {
+        &self.geometry
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
+        let handle = ReaderHandle { home: self.home.clone(), geometry: self.geometry.clone() };
+        Call::ready(Ok(Rc::new(handle)))
+    }
+}
+
+/// A handle on the newest state at each call, or on that of a view.
+struct ReaderHandle {
+    home: Home<Seen>,
+    geometry: ZoneGeometry,
+}
+
+impl ReaderHandle {
+    fn refuse<T: 'static>(&self) -> Call<'_, Result<T>> {
+        Call::ready(Err(refusal()))
+    }
+}
+
+impl Zones for ReaderHandle {
+    fn geometry(&self) -> &ZoneGeometry {
+        &self.geometry
+    }
+
+    fn append(&self, _zone: ZoneIndex, _payload: Payload) -> Call<'_, Result<ZoneAddress>> {
+        self.refuse()
+    }
+
+    fn append_at(&self, _at: ZoneAddress, _payload: Payload) -> Call<'_, Result<()>> {
+        self.refuse()
+    }
+
+    fn open(&self, _zone: ZoneIndex) -> Call<'_, Result<()>> {
+        self.refuse()
+    }
+
+    fn close(&self, _zone: ZoneIndex) -> Call<'_, Result<()>> {
+        self.refuse()
+    }
+
+    fn read(&self, at: ZoneAddress, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
+        buffer.clear();
+        if let Err(error) = self.geometry.check_read(at, buffer.len()) {
+            return Call::ready((Err(error), buffer));
+        }
+        let length = buffer.len();
+        Call::new(async move {
+            let read = move |seen: Rc<Seen>| async move { Ok(seen.read(at, buffer).await) };
+            self.home.with(read).await.unwrap_or_else(|error| (Err(error), Buffer::new(length)))
+        })
+    }
+
+    /// Returns at once: all that can be read is durable.
+    fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
+        Call::ready(zones.iter().try_for_each(|zone| self.geometry.check_zone(*zone)))
+    }
+
+    fn finish(&self, _zone: ZoneIndex) -> Call<'_, Result<()>> {
+        self.refuse()
+    }
+
+    fn reset(&self, _zone: ZoneIndex, _erase: EraseGuarantee) -> Call<'_, Result<u64>> {
+        self.refuse()
+    }
+
+    fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
+        Call::new(self.home.with(move |seen: Rc<Seen>| async move { seen.core()?.report(first, count) }))
+    }
+}
