@@ -191,7 +191,6 @@ fn ask(server: &mut Client, request: Request) -> Result<Value, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn caches(line: &str) -> Vec<String> {
         let stack = crate::load::stack(line, &registry()).unwrap();
@@ -202,7 +201,7 @@ mod tests {
 
     #[test]
     fn the_write_caches_above_a_bucket_are_found_from_the_top_down() {
-        let bucket = "objects(http://127.0.0.1:9/vol, prefix=a)";
+        let bucket = "objects(\"http://127.0.0.1:9\", bucket=vol, prefix=\"a/\")";
         for (line, expected) in [
             (format!("log({bucket})"), vec![]),
             (format!("log(zone-writecache(ram(64MiB), {bucket}))"), vec!["zone-writecache"]),

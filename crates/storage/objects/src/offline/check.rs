@@ -107,6 +107,9 @@ impl Damage {
     }
 }
 
+/// Bytes of a zone that a damaged manifest has.
+const NO_BYTES: Range<u64> = 0..0;
+
 /// Damage that reading has found, of the first pieces: text, and the lost bytes relative to the piece.
 type Damaged = BTreeMap<PieceName, (String, Vec<Range<u64>>)>;
 
@@ -144,7 +147,7 @@ impl Volume {
         for epoch in &survey.claims {
             let object = self.manifests.key(*epoch, 0);
             let what = "it is missing; expected the claim of each epoch".to_owned();
-            report.add(None, &[0..0], || (object.clone(), what.clone()));
+            report.add(None, std::slice::from_ref(&NO_BYTES), || (object.clone(), what.clone()));
         }
         let mut lost = survey.seen.zones().flat_map(|zone| survey.seen.pieces(zone, false)).peekable();
         if damaged.is_empty() && lost.peek().is_none() {
@@ -205,7 +208,7 @@ impl Volume {
 fn without_state(error: &Error) -> CheckReport {
     let mut report = CheckReport::default();
     let what = error.detail().to_owned();
-    report.add(None, &[0..0], || (String::new(), what.clone()));
+    report.add(None, std::slice::from_ref(&NO_BYTES), || (String::new(), what.clone()));
     report
 }
 
