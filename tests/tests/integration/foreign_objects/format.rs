@@ -210,7 +210,7 @@ fn apply(zones: &mut [Zone], epoch: u64, body: &[u8]) {
                 let end = at(offset + length).unwrap_or(zone.pieces.len());
                 assert!(end >= first + 2 && (end < zone.pieces.len() || zone.end() == offset + length));
                 let merged = ((number, zone.generation, epoch, offset, serial), length);
-                zone.pieces.splice(first..end, [merged]);
+                drop(zone.pieces.splice(first..end, [merged]));
             }
             _ => panic!("change {kind}"),
         }
