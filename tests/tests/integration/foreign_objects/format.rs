@@ -215,7 +215,7 @@ fn apply(zones: &mut [Zone], epoch: u64, body: &[u8]) {
                 let end = end.expect("a piece that ends at the last byte");
                 assert!(end >= first + 2, "several pieces");
                 let merged = ((number, zone.generation, epoch, offset, serial), length);
-                zone.pieces.splice(first..end, [merged]);
+                drop(zone.pieces.splice(first..end, [merged]));
             }
             _ => panic!("change {kind}"),
         }
