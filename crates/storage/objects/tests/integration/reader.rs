@@ -230,26 +230,28 @@ fn what_was_merged_since_is_read_from_the_newest_state() {
     world(6, |_bucket| async move {
         let part = create().await;
         let writer = handle(&part).await;
-        for value in 0..100 {
+        for value in 0..8 {
             flushed(&*writer, 0, value, 2048).await;
         }
         let slow = ReaderPart::open(options(false), Duration::from_secs(86400)).await.unwrap();
         let (zones, view) = (slow.open().await.unwrap(), slow.view().await.unwrap().unwrap());
         let of_view = view.zones.open().await.unwrap();
+        for value in 8..100 {
+            flushed(&*writer, 0, value, 2048).await;
+        }
         writer.finish(ZoneIndex(0)).await.unwrap();
         for value in 0..60 {
             flushed(&*writer, 1, value, 2048).await;
         }
         runtime::sleep(settings().grace * 2).await;
         assert!(part.status().await["merged_objects"].as_u64().unwrap() > 80);
-        let end = report(&*of_view, 0).await.write_pointer;
-        for value in 0..100 {
+        for value in 0..8 {
             let offset = u64::from(value) * 2048;
             for zones in [&of_view, &zones] {
                 assert_eq!(read(&**zones, 0, offset, 2048).await, Ok(vec![value; 2048]), "{value}");
             }
         }
-        assert_eq!(report(&*of_view, 0).await.write_pointer, end);
+        assert_eq!(report(&*of_view, 0).await.write_pointer, 8 * 2048);
         assert_eq!(report(&*of_view, 1).await.write_pointer, 0, "the view stays");
         assert_eq!(report(&*zones, 1).await.write_pointer, 60 * 2048);
         assert_eq!(slow.status().await["states"], 2);
