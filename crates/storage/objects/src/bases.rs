@@ -11,7 +11,6 @@
 //! Left to others: the deltas (`manifest_log`), and the first base of an epoch (`opening`).
 
 use crate::format::{Kind, Manifest};
-use crate::manifest_log::Position;
 use crate::manifests::{Identity, MAX_MANIFEST, Manifests};
 use crate::names::Name;
 use crate::table::Table;
@@ -31,6 +30,18 @@ const BYTES_PER_DELTA: u64 = 4096;
 const MAX_DELTAS: usize = 1 << 20;
 /// Most bytes of all deltas that opening reads.
 pub(crate) const MAX_DELTA_BYTES: usize = MAX_MANIFEST;
+
+/// Position in the manifests of an epoch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Position {
+    /// Number of the last manifest.
+    pub number: u64,
+    /// Number of the base before it.
+    pub base: u64,
+    /// Bytes of the base, and of the deltas after it.
+    pub base_bytes: usize,
+    pub delta_bytes: usize,
+}
 
 /// Bases of a writer.
 #[derive(Debug, Default)]
@@ -62,14 +73,6 @@ fn is_full(position: &Position) -> bool {
     position.number - position.base >= MOST_DELTAS || position.delta_bytes > MAX_DELTA_BYTES / 4 * 3
 }
 
-/// Name of a base: that of the first manifest of an epoch is in the sequence of the others.
-pub(crate) fn name(epoch: u32, number: u64) -> Name {
-    match number {
-        1 => Name::Manifest { epoch, number },
-        _ => Name::Base { epoch, number },
-    }
-}
-
 impl Bases {
     /// The base after the manifest at this position, if one is to be written now.
     pub fn begin(&self, position: &Position, identity: &Identity, table: &Table) -> Option<Manifest> {
@@ -90,7 +93,7 @@ impl Bases {
     /// Errors of the store.
     pub async fn write(&self, manifests: &Manifests, identity: &Identity, bytes: &Data) -> Result<bool> {
         let Some(number) = self.writing.get() else { return Ok(true) };
-        let (store, key) = (&manifests.store, manifests.names.key(name(identity.epoch, number)));
+        let (store, key) = (&manifests.store, manifests.names.key(Name::base(identity.epoch, number)));
         if let Put::Written(_) = store.put(&key, bytes.clone().into(), &Condition::Absent).await? {
             return Ok(true);
         }
@@ -111,7 +114,7 @@ impl Bases {
     pub fn give_up(&self, epoch: u32) -> Option<Name> {
         let number = self.writing.take()?;
         self.given_up.set(number);
-        Some(name(epoch, number))
+        Some(Name::base(epoch, number))
     }
 
     /// Whether a delta has to wait for a newer base, that of this position or one that is being written.
@@ -134,7 +137,7 @@ impl Bases {
     pub fn end(&self, position: Position, epoch: u32, bytes: usize) -> Position {
         let Some(base) = self.writing.take() else { return position };
         let deltas = (position.base + 1..=base).map(|number| Name::Manifest { epoch, number });
-        self.replaced.borrow_mut().extend(deltas.chain([name(epoch, position.base)]));
+        self.replaced.borrow_mut().extend(deltas.chain([Name::base(epoch, position.base)]));
         let delta_bytes = position.delta_bytes.saturating_sub(self.delta_bytes.get());
         Position { base, base_bytes: bytes, delta_bytes, ..position }
     }

@@ -10,7 +10,7 @@
 //! - At most [`MAX_CHAIN`](bases::MAX_CHAIN) deltas follow a base, so opening reads a bounded number of
 //!   manifests. A base is written beside them (`bases`).
 
-use crate::bases::{self, Bases};
+use crate::bases::{self, Bases, Position};
 use crate::format::Kind;
 use crate::garbage::Garbage;
 use crate::manifests::{Created, Identity, Manifests, age_of};
@@ -26,18 +26,6 @@ use std::time::Duration;
 /// Shortest and longest pause before a manifest is written again.
 const MIN_PAUSE: Duration = Duration::from_millis(250);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
-
-/// Position in the manifests of an epoch.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Position {
-    /// Number of the last manifest.
-    pub number: u64,
-    /// Number of the base before it.
-    pub base: u64,
-    /// Bytes of the base, and of the deltas after it.
-    pub base_bytes: usize,
-    pub delta_bytes: usize,
-}
 
 /// Manifests of a writer.
 pub(crate) struct ManifestLog {

@@ -1,6 +1,5 @@
 //! Manifests in the bucket: numbered objects that are created only if they are absent.
 
-use crate::bases;
 use crate::format::{Kind, Manifest, VolumeId, Writers};
 use crate::names::{Name, Names};
 use crate::seal::Keys;
@@ -127,7 +126,7 @@ impl Manifests {
     /// # Errors
     /// As [`get`](Self::get).
     pub async fn get_base(&self, epoch: u32, number: u64) -> Result<Option<Manifest>> {
-        self.get_named(MAX_MANIFEST, bases::name(epoch, number), epoch, number).await
+        self.get_named(MAX_MANIFEST, Name::base(epoch, number), epoch, number).await
     }
 
     async fn get_named(&self, limit: usize, name: Name, epoch: u32, number: u64) -> Result<Option<Manifest>> {

@@ -46,6 +46,16 @@ pub(crate) struct Names {
     prefix: String,
 }
 
+impl Name {
+    /// Name of a base: that of the first manifest of an epoch is in the sequence of the others.
+    pub fn base(epoch: u32, number: u64) -> Name {
+        match number {
+            1 => Name::Manifest { epoch, number },
+            _ => Name::Base { epoch, number },
+        }
+    }
+}
+
 impl Names {
     /// Keys below `prefix`, which ends in a slash or gets one; an empty one is the whole bucket.
     ///

@@ -95,7 +95,7 @@ pub(crate) fn read_only(
     let mut table = looked.table.clone();
     table.interrupt();
     let position =
-        crate::manifest_log::Position { number: last.number, base: last.link, base_bytes: 0, delta_bytes: 0 };
+        crate::bases::Position { number: last.number, base: last.link, base_bytes: 0, delta_bytes: 0 };
     let claim =
         Claim { number: last.epoch.into(), writer: last.writer.name.clone(), time: last.time, token: None };
     let opened = Opened { identity, claim, table, position, garbage: Vec::new(), was_unclean: false };

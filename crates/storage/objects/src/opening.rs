@@ -20,9 +20,9 @@
 //! A crash between the steps leaves seals without a claim, or a claim without a base: the next opening
 //! continues from there.
 
-use crate::bases::{self, check_length};
+use crate::bases::{self, Position, check_length};
 use crate::format::{Kind, Manifest, Writers, decode_token, encode_token};
-use crate::manifest_log::{Position, fenced};
+use crate::manifest_log::fenced;
 use crate::manifests::{Created, Identity, MAX_MANIFEST, Manifests, Newest, READERS};
 use crate::names::Name;
 use crate::table::{Table, decode_changes};
@@ -197,7 +197,7 @@ async fn load_chain(manifests: &Manifests, last: Manifest) -> Result<Loaded> {
     let mut chain = Vec::new();
     if base < number {
         let read = manifests.get_base(epoch, base).await?;
-        chain.push(read.ok_or_else(|| manifests.lost(bases::name(epoch, base)))?);
+        chain.push(read.ok_or_else(|| manifests.lost(Name::base(epoch, base)))?);
         chain.extend(load_deltas(manifests, epoch, base + 1..number).await?);
     }
     chain.push(last);
@@ -213,7 +213,7 @@ async fn load_chain(manifests: &Manifests, last: Manifest) -> Result<Loaded> {
             false => Err(Error::corrupt("it doesn't follow the manifests before it")),
         };
         let name = match manifest.kind {
-            Kind::Base => bases::name(epoch, manifest.number),
+            Kind::Base => Name::base(epoch, manifest.number),
             _ => Name::Manifest { epoch, number: manifest.number },
         };
         applied.map_err(|error| error.in_context(format!("object {}", manifests.names.key(name))))?;

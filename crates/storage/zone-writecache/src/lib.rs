@@ -32,6 +32,7 @@ mod reconcile;
 mod recovery;
 mod settings;
 mod standing;
+mod state;
 mod table;
 mod upload;
 mod waiting;
@@ -115,9 +116,9 @@ const METRICS: &[Metric] = &[
         "zone_writecache_is_ended",
         "Whether uploads have ended, as another writer has the origin",
     )
-    .if_word(standing::ENDED),
+    .if_word(state::ENDED),
     Metric::gauge("state", "zone_writecache_origin_is_awaited", "Whether the origin doesn't take uploads")
-        .if_word(standing::AWAITED),
+        .if_word(state::AWAITED),
     Metric::gauge(
         "awaited_seconds",
         "zone_writecache_awaited_seconds",

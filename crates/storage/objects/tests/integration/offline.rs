@@ -149,7 +149,7 @@ fn damaged_manifests_and_lost_claims_are_damage() {
         {
             let mut objects = bucket.objects.borrow_mut();
             let stored = objects.get_mut(&last).unwrap();
-            stored.bytes[8] = 2;
+            stored.bytes[8] = 9;
             stored.headers.clear();
         }
         let error = volume().check(false, &|_| (), &|_, _| ()).await.unwrap_err();

@@ -368,7 +368,8 @@ fn pause(begin: usize, pause: usize) -> Schedule {
         delays.extend([Duration::from_secs(delay), Duration::ZERO]);
         delays
     };
-    Schedule { a: at(begin.saturating_sub(1), 300), b: at(pause, 900), begin }
+    // A client that the store has never answered gives up after 30 s.
+    Schedule { a: at(begin.saturating_sub(1), 12), b: at(pause, 28), begin }
 }
 
 /// All interleavings in which B begins at a request of A, is paused at a request of its own until A has

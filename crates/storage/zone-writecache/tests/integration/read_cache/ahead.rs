@@ -122,7 +122,7 @@ fn a_cold_zone_of_a_bucket_is_read_in_large_requests() {
                 follow: None,
                 encryption: None,
             };
-            let part: Arc<dyn ZonesPart> = Arc::new(ObjectsPart::open(options).await.unwrap());
+            let part: Arc<dyn ZonesPart> = Arc::new(ObjectsPart::find(options).await.unwrap());
             part
         };
         let fast: Arc<dyn DevicePart> = Arc::new(CrashDisk::new(FAST as usize / 4, 4096, true));
