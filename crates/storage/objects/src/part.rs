@@ -120,19 +120,6 @@ fn status_of_found(volume: &Volume) -> Status {
     status
 }
 
-/// Refuses a table of other zones than the keys of a stack have.
-pub(crate) fn check_expected(expected: (Option<u32>, Option<u64>), table: &Table) -> Result<()> {
-    let found = (table.zones.len() as u32, table.zone_size);
-    let (zones, size) = (expected.0.unwrap_or(found.0), expected.1.unwrap_or(found.1));
-    match (zones, size) == found {
-        true => Ok(()),
-        false => Err(Error::invalid(format!(
-            "{zones} zones of {size} bytes; expected {} of {}, as the volume has: leave the keys out, or format",
-            found.0, found.1
-        ))),
-    }
-}
-
 /// Counters of a client, for the status.
 pub(crate) fn requests(counts: &Counts) -> Status {
     let requests: Map<String, Value> =

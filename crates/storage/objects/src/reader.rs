@@ -17,6 +17,7 @@ use crate::names::Names;
 use crate::offline::read_only;
 use crate::opening;
 use crate::part::{Options, requests};
+use crate::volume::check_expected;
 use block::{
     Buffer, Call, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, Status, View, ZoneAddress,
     ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
@@ -86,7 +87,7 @@ impl ReaderPart {
         let keys = encryption::keys_alone(encryption.as_ref())?;
         let manifests = Manifests { names: Names::new(&prefix)?, store: Store::new(store)?, keys };
         let looked = look(&manifests).await?.ok_or_else(|| opening::none(&manifests))?;
-        crate::part::check_expected(expected, &looked.table)?;
+        check_expected(expected, &looked.table)?;
         let core = read_only(manifests.clone(), settings, &looked, refusal())?;
         let geometry = core.geometry().clone();
         let reader = Rc::new(Reader {

@@ -7,7 +7,7 @@ use crate::format::Writers;
 use crate::key_store::KeyStore;
 use crate::manifests::Manifests;
 use crate::opening::{self, Found, Loaded, NewZones, Proof};
-use crate::part::check_expected;
+use crate::table::Table;
 use block::{Claim, ClaimToken, Error, Result};
 use runtime::Home;
 use runtime::sync::Notify;
@@ -49,6 +49,19 @@ enum State {
     /// The claim failed. If only the way to the store did, the next call tries again; else the part has to be
     /// opened again.
     Failed(Error),
+}
+
+/// Refuses a table of other zones than the keys of a stack have.
+pub(crate) fn check_expected(expected: (Option<u32>, Option<u64>), table: &Table) -> Result<()> {
+    let found = (table.zones.len() as u32, table.zone_size);
+    let (zones, size) = (expected.0.unwrap_or(found.0), expected.1.unwrap_or(found.1));
+    match (zones, size) == found {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "{zones} zones of {size} bytes; expected {} of {}, as the volume has: leave the keys out, or format",
+            found.0, found.1
+        ))),
+    }
 }
 
 impl Existing {
