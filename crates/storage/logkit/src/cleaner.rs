@@ -344,7 +344,6 @@ impl<O: Owner> Cleaner<O> {
         };
         kit.policy.borrow_mut().cleaned(*candidate, now);
         kit.pace.begin(candidate);
-        kit.pool.begin_cleaning(candidate.zone.0);
         match self.find_live(candidate).await {
             Ok(in_hand) => {
                 kit.pace.pass(Some(0));

@@ -287,6 +287,8 @@ impl State {
     }
 
     fn mark_dead(&mut self, zone: u32) {
+        // Reset twice, it would be free twice, and have two writers.
+        debug_assert!(!self.dead.contains(&zone), "zone {zone} is dead already");
         self.change(zone).usage = Usage::Dead;
         self.dead.push(zone);
     }
@@ -564,6 +566,7 @@ impl ZonePool {
         state.count_space(zone, false);
         let only_backed = state.only_backed;
         let entry = state.change(zone);
+        debug_assert_eq!(entry.usage, Usage::Free, "zone {zone} is taken");
         let limit = only_backed.then_some(entry.space);
         entry.usage = Usage::Open;
         (entry.class, entry.opened, entry.changed) = (class, clock, clock);
@@ -742,11 +745,6 @@ impl ZonePool {
         if was != Usage::Damaged {
             self.counts.damaged.store(self.damaged() + 1, Ordering::Relaxed);
         }
-    }
-
-    /// Notes that a zone is being cleaned.
-    pub fn begin_cleaning(&self, zone: u32) {
-        self.lock().change(zone).usage = Usage::Cleaning;
     }
 
     /// Takes the dead zones. [`return_dead`](Self::return_dead) follows.

@@ -8,8 +8,10 @@ use std::cell::Cell;
 
 impl ZonePool {
     /// Lets `choose` choose a victim among the candidates: the full zones with data whose cleaning would gain
-    /// space. Returns the victim, and whether a zone that `choose` examined was excluded because a record in
-    /// it hasn't committed: its live blocks may still grow.
+    /// space. The victim is now [being cleaned](Usage::Cleaning): if its last blocks die on another shard, it
+    /// becomes dead only when the cleaner ends it, not a second time. Returns the victim, and whether a zone
+    /// that `choose` examined was excluded because a record in it hasn't committed: its live blocks may still
+    /// grow.
     ///
     /// A zone of `zone_blocks` blocks that the cleaner fills has `data_blocks` data blocks; fewer while zones
     /// are filled only up to their known space. Headers and unused space of users' records are counted as
@@ -24,7 +26,7 @@ impl ZonePool {
         committed: &Sequences,
         choose: impl FnOnce(&mut dyn Iterator<Item = Candidate>) -> Option<ZoneIndex>,
     ) -> (Option<Candidate>, bool) {
-        let state = self.lock();
+        let mut state = self.lock();
         let has_uncommitted = Cell::new(false);
         let candidate = |number: usize| {
             let zone = &state.zones[number];
@@ -49,6 +51,10 @@ impl ZonePool {
             Some(Candidate { zone, live: live.into(), written: written.into(), class, opened, changed })
         };
         let chosen = choose(&mut (0..state.zones.len()).filter_map(candidate));
-        (chosen.and_then(|zone| candidate(zone.0 as usize)), has_uncommitted.get())
+        let chosen = chosen.and_then(|zone| candidate(zone.0 as usize));
+        if let Some(victim) = &chosen {
+            state.change(victim.zone.0).usage = Usage::Cleaning;
+        }
+        (chosen, has_uncommitted.get())
     }
 }

@@ -106,6 +106,7 @@ fn what_zones_had_before_they_ended_early_counts_while_space_is_short() {
         assert_eq!(pool.take(0, 0, false, 0).map(|taken| (taken.zone, taken.limit)), Some((zone, None)));
         pool.note_end(zone, end, zone == 3);
         pool.set_full(zone);
+        assert_eq!(pool.take_dead(), [zone]);
         pool.set_reset(zone, 8);
     }
     assert_eq!((pool.free(), pool.free_backed(), pool.free_known()), (6, 1, 2), "17 + 20 + 28 of 28");
@@ -119,6 +120,7 @@ fn what_zones_had_before_they_ended_early_counts_while_space_is_short() {
     // The free zones have less than a zone's space in total; with the returned zone there is one.
     pool.note_end(5, 9, false);
     pool.set_full(5);
+    assert_eq!(pool.take_dead(), [5]);
     pool.set_reset(5, 9);
     assert_eq!((pool.free(), pool.get(5).space), (1, 31));
     // Reserved space is counted, also that of a part of a zone.
@@ -178,6 +180,26 @@ fn zones_with_blocks_that_are_dying_are_not_cleaned_and_stay() {
     assert_eq!((live(), pool.get(2).usage), (vec![], Usage::Full), "nothing is left to move");
     pool.accounts().remove_dying(2, 2, 2);
     assert_eq!((pool.get(2).usage, pool.get(2).dying, pool.live_data()), (Usage::Dead, 0, 0));
+}
+
+/// Another shard frees the last block of a zone while the cleaner chooses it.
+#[test]
+fn a_victim_whose_last_blocks_die_is_dead_once_when_the_cleaner_ends_it() {
+    let pool = ZonePool::new(4);
+    pool.set_free(2, 1);
+    pool.take(0, 0, false, 0).expect("a free zone");
+    pool.add_live(2, 1);
+    pool.set_full(2);
+    let (victim, _) = pool.choose((100, 100), &Sequences::default(), |candidates| {
+        candidates.next().map(|candidate| candidate.zone)
+    });
+    assert_eq!((victim.map(|victim| victim.zone.0), pool.get(2).usage), (Some(2), Usage::Cleaning));
+    pool.remove_live(2, 1, 1);
+    assert_eq!((pool.get(2).usage, pool.dead()), (Usage::Cleaning, 0));
+    assert!(pool.set_full(2));
+    assert_eq!(pool.take_dead(), [2]);
+    pool.set_reset(2, 2);
+    assert_eq!((pool.free(), pool.dead()), (1, 0));
 }
 
 #[test]
@@ -302,7 +324,7 @@ fn a_million_zones() {
             let chosen = pool.choose((250, 256), &Sequences::default(), |candidates| {
                 policy.choose(candidates, pressure, 1 << 30)
             });
-            assert!(chosen.0.is_some());
+            pool.set_full(chosen.0.expect("a victim").zone.0);
         });
     }
 }
