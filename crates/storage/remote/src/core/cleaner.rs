@@ -173,10 +173,8 @@ impl Core {
         });
         let Some(victim) = chosen else { return Ok(false) };
         let zone = victim.zone.0;
-        self.pool.begin_cleaning(zone);
         let moved = self.move_zone(zone).await;
         // The zone is full again, and dead if no page in it is live.
-        self.pool.restore(zone, |entry| entry.usage = Usage::Open);
         self.pool.set_full(zone);
         moved.map(|()| true)
     }
