@@ -10,7 +10,6 @@ use crate::nodes::Node;
 use crate::slot::{self, Encoding, GRANULE, PAGE};
 use block::{Error, Result};
 use logkit::cleaning::Pressure;
-use logkit::pool::Usage;
 use logkit::stream::Sequences;
 use std::rc::Rc;
 use std::time::Duration;
