@@ -142,6 +142,14 @@ pub trait ZonesPart: Part {
         false
     }
 
+    /// Whether flushes, finishes and resets that one shard begins one after the other become durable in this
+    /// order: after an unclean stop none is there without all before it. A call begins when it is polled
+    /// first, and no other change of its zones may be in progress then. So many can be in flight, and what is
+    /// durable is always what was there at some time. A layer that delays calls doesn't pass this on.
+    fn changes_in_order(&self) -> bool {
+        false
+    }
+
     /// For zones that another machine changes: returns their present state, which stays as it is until the
     /// view is closed. `None` for all others.
     fn view(&self) -> Call<'_, Result<Option<View>>> {

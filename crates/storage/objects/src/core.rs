@@ -4,6 +4,7 @@
 //! - An append is copied, has its address at once, and can be read from then on. Bytes that aren't uploaded
 //!   are at most `memory`; then appends wait, and the longest gathered bytes are uploaded as a piece.
 //! - A flush uploads the gathered bytes of its zones, and returns after a manifest names them.
+//! - Flushes, finishes and resets are in the manifests in the order in which they began (`order`).
 //! - With keys, bytes are sealed before they are uploaded, and with a key store a reset returns after the
 //!   zone's key is destroyed.
 //! - A piece that can't be uploaded is uploaded again, under another name, until the store answers. While it
@@ -14,6 +15,7 @@
 mod gc;
 mod keys;
 mod merge;
+mod order;
 mod read;
 mod upload;
 
@@ -193,6 +195,7 @@ pub(crate) struct Core {
     /// Memory of responses.
     reads: Rc<Semaphore>,
     uploads: upload::Uploads,
+    order: order::Order,
     pub merging: merge::Merging,
     /// Notified when an append to an owned zone has ended, a zone has no owner any more, and when the log has
     /// failed.
@@ -284,6 +287,7 @@ impl Core {
                 in_flight: Cell::new(0),
                 failures: FailureRun::default(),
             },
+            order: order::Order::default(),
             merging: merge::Merging::new(&settings),
             changed: Notify::new(),
             is_closed: Cell::new(false),
@@ -492,6 +496,7 @@ impl Core {
     }
 
     async fn flush_now(self: Rc<Self>, indices: Vec<ZoneIndex>) -> Result<()> {
+        let turn = self.order.begin();
         let mut targets = Vec::with_capacity(indices.len());
         for index in indices {
             let zone = &mut self.zones.borrow_mut()[index.0 as usize];
@@ -501,6 +506,7 @@ impl Core {
         for (index, resets, _) in &targets {
             self.stored(*index, *resets).await?;
         }
+        turn.comes().await;
         let mut batch = 0;
         for (index, resets, end) in targets {
             let zone = &mut self.zones.borrow_mut()[index.0 as usize];
@@ -509,6 +515,7 @@ impl Core {
                 batch = batch.max(zone.batch);
             }
         }
+        drop(turn);
         self.log.durable(batch).await
     }
 
@@ -611,24 +618,29 @@ impl Core {
     }
 
     async fn finish_owned(self: &Rc<Self>, index: ZoneIndex) -> Result<()> {
+        let turn = self.order.begin();
         let resets = {
             let zone = &mut self.zones.borrow_mut()[index.0 as usize];
             self.upload(zone, index);
             zone.resets
         };
         self.stored(index, resets).await?;
+        turn.comes().await;
         let batch = {
             let zone = &mut self.zones.borrow_mut()[index.0 as usize];
             self.queue(zone, index, u64::MAX);
             zone.batch = self.log.push([Change::State { zone: index.0, state: State::Full }]);
             zone.batch
         };
+        drop(turn);
         self.log.durable(batch).await
     }
 
     /// Resets a zone, and returns its new generation.
     pub async fn reset(self: Rc<Self>, index: ZoneIndex) -> Result<u64> {
         self.own(index, None).await?;
+        let turn = self.order.begin();
+        turn.comes().await;
         let (generation, batch) = {
             let zone = &mut self.zones.borrow_mut()[index.0 as usize];
             zone.resets += 1;
@@ -646,6 +658,7 @@ impl Core {
             zone.batch = self.log.push([Change::Reset { zone: index.0, generation }]);
             (generation, zone.batch)
         };
+        drop(turn);
         let raised = self.log.durable(batch).await;
         // Only now: a crash before would leave data without its key.
         let raised = match (raised, &self.keys) {

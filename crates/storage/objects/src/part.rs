@@ -235,6 +235,10 @@ impl ZonesPart for ObjectsPart {
         true
     }
 
+    fn changes_in_order(&self) -> bool {
+        true
+    }
+
     fn last_claim(&self) -> Call<'_, Result<Option<Claim>>> {
         Call::new(self.home.with(Volume::last_claim))
     }

@@ -171,6 +171,8 @@ pub struct Core {
     pub(crate) origin: Rc<dyn Zones>,
     /// Whether the origin makes the appends of a flush durable together.
     pub(crate) flushes_atomically: bool,
+    /// Whether changes of the origin become durable in the order in which they begin.
+    pub(crate) changes_in_order: bool,
     pub(crate) local: RefCell<ZoneTable>,
     pub(crate) cut: RefCell<ZoneTable>,
     pub(crate) superblock: Cell<Superblock>,

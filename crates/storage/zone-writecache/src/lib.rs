@@ -30,6 +30,7 @@ mod read_cache;
 mod readers;
 mod reconcile;
 mod recovery;
+mod sending;
 mod settings;
 mod standing;
 mod state;

@@ -92,6 +92,7 @@ impl ZoneWriteCachePart {
         let is_unclean = recovered.is_unclean;
         let core = Core {
             flushes_atomically: origin.flushes_atomically(),
+            changes_in_order: origin.flushes_atomically() && origin.changes_in_order(),
             is_stalled: is_stalled.clone(),
             ..new_core(recovered, geometry.clone(), options, device, zones)
         };
@@ -120,6 +121,7 @@ fn new_core(
         fast,
         origin,
         flushes_atomically: false,
+        changes_in_order: false,
         local: RefCell::new(local),
         cut: RefCell::new(cut),
         superblock: Cell::new(superblock),

@@ -4,100 +4,329 @@
 //! 1. It waits until an upload is due: by size, by age, when users are idle, or on demand.
 //! 2. The log is made durable on the fast device: the origin is never ahead of it.
 //! 3. After an open and after an error, the origin is compared with the cut, and zones are rewound.
-//! 4. The appends of a batch are sent, and one flush of the origin makes them durable. A finish or a reset is
-//!    a batch of its own.
+//! 4. The appends of a batch are sent (`sending`), and one flush of the origin makes them durable. A finish or
+//!    a reset is a batch of its own. If changes of the origin become durable in the order in which they begin
+//!    ([`block::ZonesPart::changes_in_order`]), further batches are sent meanwhile.
 //! 5. The cut moves, and the tail in the superblock with it.
 //! 6. From time to time the cut is written as a checkpoint, which frees space of the ring.
 //!
-//! An error of the origin repeats the batch after a pause, without end. Only an origin that has another
-//! writer, or was changed by one, ends the uploads.
+//! After an error of the origin what was sent is awaited and, after a pause, repeated, without end. Only an
+//! origin that has another writer, or was changed by one, ends the uploads.
 
 use crate::core::Core;
 use crate::counters::count;
 use crate::format::{Action, Entry, Superblock};
-use crate::pending::{Batch, BatchLimits, MAX_PENDING, Pending};
+use crate::pending::{Batch, BatchLimits, MAX_PENDING};
 use crate::reconcile::{check_media, reconcile};
+use crate::sending::Appends;
 use crate::{checkpoint, layout};
-use block::{Durability, EraseGuarantee, Error, Payload, Result, ZoneAddress, ZoneIndex, ZoneReport};
+use block::{Durability, Error, Result, ZoneIndex};
 use runtime::JoinHandle;
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 /// Limit of the appended bytes of a batch.
 const BATCH_BYTES: u64 = 16 << 20;
+/// Limits of the batches that are sent and not durable at the origin: their number, and the appended bytes at
+/// which no other is sent. The origin limits the memory of appends.
+const MAX_SENT: usize = 64;
+const MAX_SENT_BYTES: u64 = 64 << 20;
 /// Pending bytes at which an upload begins, unless a quarter of the limit of the lag is less.
 const UPLOAD_BYTES: u64 = 8 << 20;
-/// Limit of an append to the origin that joins several appends, in bytes.
-const CHUNK: u64 = 1 << 20;
-/// Zones that are appended to at a time.
-const ZONES_AT_ONCE: usize = 4;
 /// Limits of the pause after an error of the origin.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 /// Time for which a close waits for a request to the origin that is in flight.
 const LAST_REQUEST: Duration = Duration::from_secs(5);
-/// Zones of one report.
-const REPORT: u32 = 4096;
 
 /// Uploads until the cache is closed.
 pub async fn run(core: Rc<Core>) {
-    let mut needs_reconcile = true;
-    let mut pause = PAUSE.0;
-    while core.wait_until_due().await {
-        // After a failure of the fast device the durable records are uploaded.
-        let _ = core.make_durable(core.log.completed.get()).await;
-        let limits = core.batch_limits();
-        let batch = core.pending.borrow().next_batch(limits, core.log.durable.get());
-        let Some(batch) = batch else {
-            if core.health.is_closing() {
-                break;
-            }
-            if core.pending.borrow().len() > 0 || !core.checkpoint_if_needed().await {
+    let sent = VecDeque::new();
+    let mut uploader = Uploader { core, sent, needs_reconcile: true, pause: PAUSE.0 };
+    while uploader.pass().await {}
+    uploader.end().await;
+}
+
+/// A batch that was sent, and isn't known to be durable at the origin.
+struct Sent {
+    operations: usize,
+    bytes: u64,
+    /// Zone that it finishes or resets: nothing else of that is sent meanwhile.
+    changes: Option<ZoneIndex>,
+    /// Whether nothing is sent meanwhile.
+    is_alone: bool,
+    durable: JoinHandle<Result<()>>,
+}
+
+/// Outcome of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Done,
+    /// The cache is being closed.
+    Closed,
+}
+
+/// The task that uploads.
+struct Uploader {
+    core: Rc<Core>,
+    /// In the order of the log, from the oldest pending operation on. Several only over an origin whose
+    /// changes become durable in order.
+    sent: VecDeque<Sent>,
+    needs_reconcile: bool,
+    pause: Duration,
+}
+
+impl Uploader {
+    /// Notes what has become durable, and sends a batch or waits. Returns false once the cache is being closed.
+    async fn pass(&mut self) -> bool {
+        let core = self.core.clone();
+        let collected = self.collect().await;
+        let step = match collected {
+            Err(error) => Err(error),
+            Ok(()) if core.health.is_closing() => return false,
+            Ok(()) if core.health.check_conflict().is_err() => {
                 core.demand.changed.notified().await;
+                return true;
             }
-            continue;
+            Ok(()) => match self.next().await {
+                Some(batch) => self.send(batch).await,
+                None => {
+                    self.wait().await;
+                    Ok(Step::Done)
+                }
+            },
         };
-        core.standing.begin_step();
-        let step = runtime::spawn(core.clone().step(batch, needs_reconcile));
-        match core.unless_closed(step).await {
-            None => break,
-            Some(Ok(done)) => {
-                needs_reconcile &= done.is_found;
-                pause = PAUSE.0;
-                core.health.origin_error.replace(None);
-                core.standing.end_step();
-                core.advance(done.operations).await;
-            }
-            Some(Err(error)) => {
-                needs_reconcile = true;
-                // A step ends the uploads itself where it finds why they can't go on.
-                if is_final(&error) {
-                    core.end_uploads(&error);
-                } else if core.health.check_conflict().is_ok() {
-                    core.note_error(error);
-                }
-                if core.health.is_closing() {
-                    break;
-                }
-                let _ = runtime::timeout(pause, core.demand.urgent.notified()).await;
-                pause = (pause * 2).min(PAUSE.1);
-            }
+        match step {
+            Ok(step) => step == Step::Done,
+            Err(error) => self.failed(error).await,
         }
     }
+
+    /// Moves the cut over the batches that have become durable.
+    ///
+    /// # Errors
+    /// That of the first batch that failed; those before it are noted.
+    async fn collect(&mut self) -> Result<()> {
+        let (mut operations, mut outcome) = (0, Ok(()));
+        while outcome.is_ok()
+            && let Some(first) = self.sent.pop_front_if(|first| first.durable.is_finished())
+        {
+            outcome = first.durable.await;
+            operations += if outcome.is_ok() { first.operations } else { 0 };
+        }
+        self.advance(operations).await;
+        outcome
+    }
+
+    /// Notes that the first operations are durable at the origin.
+    async fn advance(&mut self, operations: usize) {
+        if operations == 0 {
+            return;
+        }
+        self.pause = PAUSE.0;
+        self.core.health.origin_error.replace(None);
+        self.core.standing.end_step();
+        if !self.sent.is_empty() {
+            self.core.standing.begin_step();
+        }
+        self.core.advance(operations).await;
+    }
+
+    /// Number of operations that are sent, and their appended bytes.
+    fn sent(&self) -> (usize, u64) {
+        self.sent
+            .iter()
+            .fold((0, 0), |(operations, bytes), sent| (operations + sent.operations, bytes + sent.bytes))
+    }
+
+    /// Whether a batch may be sent now, whatever it is.
+    fn may_send(&self) -> bool {
+        self.sent.is_empty()
+            || self.core.changes_in_order
+                && self.sent.len() < MAX_SENT
+                && self.sent().1 < MAX_SENT_BYTES
+                && !self.sent.iter().any(|sent| sent.is_alone)
+    }
+
+    /// Returns the next batch if one is due and may be sent.
+    async fn next(&mut self) -> Option<Batch> {
+        let core = self.core.clone();
+        let (skip, bytes) = self.sent();
+        if !self.may_send() || !core.due_in(skip, bytes).is_zero() {
+            return None;
+        }
+        if skip == 0 {
+            // What is pending now is uploaded without further waits.
+            core.demand.target.set(core.demand.target.get().max(core.log.completed.get()));
+        }
+        // After a failure of the fast device the durable records are uploaded.
+        let _ = core.make_durable(core.log.completed.get()).await;
+        let pending = core.pending.borrow();
+        let batch = pending.next_batch(core.batch_limits(), core.log.durable.get(), skip)?;
+        let operations = match batch {
+            Batch::Appends(operations) => operations,
+            Batch::Barrier => 1,
+        };
+        let is_alone = |entry: &Entry| batch == Batch::Barrier && !is_ordered(entry.action);
+        let is_free = |entry: &Entry| {
+            self.sent.iter().all(|sent| sent.changes != Some(entry.zone)) && (skip == 0 || !is_alone(entry))
+        };
+        pending.iter().skip(skip).take(operations).all(|pending| is_free(&pending.entry)).then_some(batch)
+    }
+
+    /// Sends a batch.
+    ///
+    /// # Errors
+    /// Errors of the origin. The batch isn't among those that were sent then.
+    async fn send(&mut self, batch: Batch) -> Result<Step> {
+        let core = self.core.clone();
+        core.standing.begin_step();
+        if self.needs_reconcile {
+            let reconciling = core.clone();
+            let reconciled = runtime::spawn(async move { reconciling.reconcile().await });
+            let Some(found) = core.unless_closed(reconciled).await else { return Ok(Step::Closed) };
+            let found = found?;
+            if found > 0 {
+                self.advance(found).await;
+                return Ok(Step::Done);
+            }
+            self.needs_reconcile = false;
+        }
+        match batch {
+            Batch::Appends(operations) => self.send_appends(operations).await,
+            Batch::Barrier => self.send_change().await,
+        }
+    }
+
+    async fn send_appends(&mut self, operations: usize) -> Result<Step> {
+        let core = self.core.clone();
+        let (mut appends, mut bytes) = (Appends::new(), 0);
+        for pending in core.pending.borrow().iter().skip(self.sent().0).take(operations) {
+            if pending.entry.action == Action::Append {
+                bytes += pending.entry.length();
+                appends.entry(pending.entry.zone).or_default().push(*pending);
+            }
+        }
+        let zones: Vec<ZoneIndex> = appends.keys().copied().collect();
+        let sending = core.clone();
+        let sending = runtime::spawn(async move { sending.send_appends(appends).await });
+        let Some(sent) = core.unless_closed(sending).await else { return Ok(Step::Closed) };
+        sent?;
+        let flushing = core.clone();
+        let flush = async move {
+            if zones.is_empty() {
+                return Ok(());
+            }
+            count(&flushing.counters.origin_flushes, 1);
+            flushing.origin.flush(&zones).await
+        };
+        let durable = begin(&core, flush).await;
+        self.sent.push_back(Sent { operations, bytes, changes: None, is_alone: false, durable });
+        Ok(Step::Done)
+    }
+
+    async fn send_change(&mut self) -> Result<Step> {
+        let core = self.core.clone();
+        let next = { core.pending.borrow().iter().nth(self.sent().0).map(|next| next.entry) };
+        let Some(entry) = next else { return Ok(Step::Done) };
+        if entry.action == Action::Reset {
+            let waiting = core.clone();
+            let waiting = runtime::spawn(async move { waiting.read_cache.fetches_ended(entry.zone).await });
+            if core.unless_closed(waiting).await.is_none() {
+                return Ok(Step::Closed);
+            }
+        }
+        let changing = core.clone();
+        let durable = begin(&core, async move { changing.change_origin(entry).await }).await;
+        let is_alone = !is_ordered(entry.action);
+        self.sent.push_back(Sent { operations: 1, bytes: 0, changes: Some(entry.zone), is_alone, durable });
+        Ok(Step::Done)
+    }
+
+    /// Waits until the next pass may find something to do.
+    async fn wait(&self) {
+        let core = &self.core;
+        let (skip, bytes) = self.sent();
+        if core.health.is_closing() || self.sent.front().is_some_and(|first| first.durable.is_finished()) {
+            return;
+        }
+        if core.pending.borrow().len() == 0
+            && core.demand.needs_space.get()
+            && core.checkpoint_if_needed().await
+        {
+            return;
+        }
+        match core.due_in(skip, bytes) {
+            Duration::ZERO | Duration::MAX => core.demand.changed.notified().await,
+            wait => drop(runtime::timeout(wait, core.demand.changed.notified()).await),
+        }
+    }
+
+    /// Waits for the end of all batches that were sent, and pauses. The origin is compared with the cut before
+    /// the next one. Returns false once the cache is being closed.
+    async fn failed(&mut self, error: Error) -> bool {
+        let core = self.core.clone();
+        let sent: Vec<_> = self.sent.drain(..).map(|sent| sent.durable).collect();
+        if core.unless_closed(runtime::spawn(runtime::join_all(sent))).await.is_none() {
+            return false;
+        }
+        self.needs_reconcile = true;
+        // A step ends the uploads itself where it finds why they can't go on.
+        if is_final(&error) {
+            core.end_uploads(&error);
+        } else if core.health.check_conflict().is_ok() {
+            core.note_error(error);
+        }
+        if core.health.is_closing() {
+            return false;
+        }
+        let _ = runtime::timeout(self.pause, core.demand.urgent.notified()).await;
+        self.pause = (self.pause * 2).min(PAUSE.1);
+        true
+    }
+
+    /// Waits, at a close, for what was sent.
+    async fn end(&mut self) {
+        let (operations, calls): (Vec<_>, Vec<_>) =
+            self.sent.drain(..).map(|sent| (sent.operations, sent.durable)).unzip();
+        if calls.is_empty() {
+            return;
+        }
+        let ended = self.core.unless_closed(runtime::spawn(runtime::join_all(calls))).await;
+        let ended = ended.into_iter().flatten().zip(operations);
+        let durable =
+            ended.take_while(|(outcome, _)| outcome.is_ok()).map(|(_, operations)| operations).sum();
+        self.advance(durable).await;
+    }
+}
+
+/// Whether a change is one call of the origin, which becomes durable in the order of its calls.
+fn is_ordered(action: Action) -> bool {
+    matches!(action, Action::Finish | Action::Reset)
+}
+
+/// Begins a call of the origin before this returns, so that the calls begin in the order of the log. A task
+/// carries it on, and wakes the uploader at its end.
+async fn begin(core: &Rc<Core>, call: impl Future<Output = Result<()>> + 'static) -> JoinHandle<Result<()>> {
+    let mut call = Box::pin(call);
+    let first = poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
+    let core = core.clone();
+    runtime::spawn(async move {
+        let outcome = match first {
+            Poll::Ready(outcome) => outcome,
+            Poll::Pending => call.await,
+        };
+        core.demand.changed.notify_all();
+        outcome
+    })
 }
 
 /// Whether no repetition can succeed after this error of the origin: it takes no writes any more. An object
 /// store says so when another writer has taken over.
 fn is_final(error: &Error) -> bool {
     matches!(error, Error::ReadOnly(_))
-}
-
-/// Result of a step.
-struct Done {
-    /// Number of operations that are durable at the origin.
-    operations: usize,
-    /// Whether they were found there, and nothing was sent.
-    is_found: bool,
 }
 
 impl Core {
@@ -109,44 +338,26 @@ impl Core {
         }
     }
 
-    /// Time until an upload is due; zero if it is.
-    fn due_in(&self) -> Duration {
+    /// Time until an upload is due of the operations after the first `sent`, whose appends have `sent_bytes`;
+    /// zero if it is. While those are being uploaded, it is due by its size: small ones wait, and become a
+    /// larger one.
+    fn due_in(&self, sent: usize, sent_bytes: u64) -> Duration {
         let pending = self.pending.borrow();
-        let Some(oldest) = pending.oldest() else { return Duration::MAX };
-        let is_due = oldest.record <= self.demand.target.get()
-            || self.demand.needs_space.get()
-            || self.waiting.len() > 0
-            || pending.len() >= MAX_PENDING / 2
-            || pending.bytes() >= UPLOAD_BYTES.min(self.max_lag.bytes / 4);
-        let Some(last_append) = self.demand.last_append.get().filter(|_| !is_due) else {
+        let Some(next) = pending.iter().nth(sent) else { return Duration::MAX };
+        let is_large = pending.len() - sent >= MAX_PENDING / 2
+            || pending.bytes() - sent_bytes >= UPLOAD_BYTES.min(self.max_lag.bytes / 4);
+        let is_due = is_large || self.demand.needs_space.get();
+        if sent > 0 {
+            return if is_due { Duration::ZERO } else { Duration::MAX };
+        }
+        if is_due || next.record <= self.demand.target.get() || self.waiting.len() > 0 {
             return Duration::ZERO;
-        };
-        let by_age = (self.max_lag.age / 2).saturating_sub(oldest.since.elapsed());
+        }
+        let last_append = self.demand.last_append.get();
+        let Some(last_append) = last_append else { return Duration::ZERO };
+        let by_age = (self.max_lag.age / 2).saturating_sub(next.since.elapsed());
         let idle = (self.max_lag.age / 5).saturating_sub(last_append.elapsed());
         by_age.min(idle)
-    }
-
-    /// Waits until an upload or a checkpoint is due. Returns false once the cache is being closed.
-    async fn wait_until_due(&self) -> bool {
-        loop {
-            if self.health.is_closing() {
-                return false;
-            }
-            if self.health.check_conflict().is_err() {
-                self.demand.changed.notified().await;
-                continue;
-            }
-            match self.due_in() {
-                Duration::ZERO => {
-                    // What is pending now is uploaded without further waits.
-                    self.demand.target.set(self.demand.target.get().max(self.log.completed.get()));
-                    return true;
-                }
-                Duration::MAX if self.demand.needs_space.get() => return true,
-                Duration::MAX => self.demand.changed.notified().await,
-                wait => drop(runtime::timeout(wait, self.demand.changed.notified()).await),
-            }
-        }
     }
 
     /// Waits for a task that uses the origin; `None` if the cache is being closed and the task doesn't end in
@@ -179,52 +390,12 @@ impl Core {
     }
 
     /// Ends the uploads for good: changes and flushes fail with this error from now on.
-    fn end_uploads(&self, error: &Error) {
+    pub fn end_uploads(&self, error: &Error) {
         count(&self.counters.origin_errors, 1);
         let error = error.in_context("the origin of the write cache of zones takes no more writes");
         tracing::error!("{error}; what isn't uploaded stays on the fast device");
         self.health.set_conflict(&error);
         self.wake_all();
-    }
-
-    /// Carries out one batch.
-    async fn step(self: Rc<Self>, batch: Batch, needs_reconcile: bool) -> Result<Done> {
-        if needs_reconcile {
-            let found = self.reconcile().await?;
-            if found > 0 {
-                return Ok(Done { operations: found, is_found: true });
-            }
-        }
-        match batch {
-            Batch::Appends(operations) => {
-                self.upload(operations).await?;
-                Ok(Done { operations, is_found: false })
-            }
-            Batch::Barrier => {
-                let first = self.pending.borrow().oldest().map(|oldest| oldest.entry);
-                if let Some(entry) = first {
-                    self.change_origin(entry).await?;
-                }
-                Ok(Done { operations: 1, is_found: false })
-            }
-        }
-    }
-
-    /// Reports of all zones of the origin.
-    ///
-    /// # Errors
-    /// Errors of the origin.
-    pub async fn origin_reports(origin: &dyn block::Zones) -> Result<Vec<ZoneReport>> {
-        let zones = origin.geometry().zones;
-        let mut reports = Vec::with_capacity(zones as usize);
-        while (reports.len() as u32) < zones {
-            let some = origin.report(ZoneIndex(reports.len() as u32), REPORT).await?;
-            if some.is_empty() {
-                break;
-            }
-            reports.extend(some);
-        }
-        Ok(reports)
     }
 
     /// Compares the origin with the cut. Returns the number of operations that it has already; if there are
@@ -243,120 +414,6 @@ impl Core {
             }
         }
         Ok(found.done)
-    }
-
-    /// Sends the appends among the first operations, and makes them durable at the origin.
-    async fn upload(&self, operations: usize) -> Result<()> {
-        let mut zones = BTreeMap::<ZoneIndex, Vec<Pending>>::new();
-        for pending in self.pending.borrow().iter().take(operations) {
-            if pending.entry.action == Action::Append {
-                zones.entry(pending.entry.zone).or_default().push(*pending);
-            }
-        }
-        if zones.is_empty() {
-            return Ok(());
-        }
-        let list: Vec<ZoneIndex> = zones.keys().copied().collect();
-        let uploads = zones.into_values().map(|appends| self.upload_zone(appends));
-        runtime::join_limited(ZONES_AT_ONCE, uploads).await.into_iter().collect::<Result<()>>()?;
-        count(&self.counters.origin_flushes, 1);
-        self.origin.flush(&list).await
-    }
-
-    /// Sends the appends of one zone, which are consecutive.
-    async fn upload_zone(&self, appends: Vec<Pending>) -> Result<()> {
-        let geometry = self.origin.geometry();
-        let unit = u64::from(geometry.append_granularity).max(1);
-        let most = (CHUNK.min(geometry.max_append) / unit * unit).max(unit);
-        let mut rest = appends.as_slice();
-        while let Some(first) = rest.first() {
-            let mut bytes = 0;
-            let joined = rest.iter().take_while(|append| {
-                bytes += append.entry.length();
-                bytes <= most
-            });
-            let (chunk, others) = rest.split_at(joined.count().max(1));
-            rest = others;
-            let mut payload = Payload::new();
-            for append in chunk {
-                payload.push(self.read_append(append).await?);
-            }
-            self.send(ZoneAddress::new(first.entry.zone.0, first.entry.offset), payload, most as usize)
-                .await?;
-        }
-        Ok(())
-    }
-
-    /// Appends to the origin, in pieces of at most `most` bytes: one append of a user may be longer.
-    async fn send(&self, at: ZoneAddress, payload: Payload, most: usize) -> Result<()> {
-        let mut sent = 0;
-        while sent < payload.len() {
-            let end = payload.len().min(sent + most);
-            let place = ZoneAddress::new(at.zone.0, at.offset.0 + sent as u64);
-            self.origin.append_at(place, payload.slice(sent..end)).await?;
-            count(&self.counters.origin_appends, 1);
-            count(&self.counters.uploaded_bytes, (end - sent) as u64);
-            sent = end;
-        }
-        Ok(())
-    }
-
-    /// Reads the data of an append from the log, and verifies it.
-    async fn read_append(&self, append: &Pending) -> Result<block::Data> {
-        let data = self.read_log(append.data, append.entry.length()).await?;
-        if self.sum_of(std::slice::from_ref(&data)) == append.entry.sum {
-            return Ok(data);
-        }
-        let Entry { zone, offset, .. } = append.entry;
-        let error = Error::corrupt(format!(
-            "data of zone {zone} byte {offset} in the log of the write cache of zones, at address {}: wrong checksum; it is \
-             not uploaded",
-            append.data
-        ));
-        // A repetition would read the same bytes.
-        self.end_uploads(&error);
-        Err(error)
-    }
-
-    /// Finishes, resets or closes a zone of the origin; closes all open ones at the start of a cache.
-    async fn change_origin(&self, entry: Entry) -> Result<()> {
-        let Entry { action, zone, generation, .. } = entry;
-        count(&self.counters.origin_changes, 1);
-        match action {
-            Action::Finish => self.origin.finish(zone).await,
-            Action::Reset => {
-                self.read_cache.fetches_ended(zone).await;
-                let erase = self.origin.geometry().erase.min(EraseGuarantee::Deallocated);
-                let raised = self.origin.reset(zone, erase).await?;
-                match raised == generation + 1 {
-                    true => Ok(()),
-                    false => {
-                        let error = Error::protocol(format!(
-                            "zone {zone} of the origin has generation {raised} after a reset; expected {}: another \
-                             writer uses the origin",
-                            generation + 1
-                        ));
-                        self.end_uploads(&error);
-                        Err(error)
-                    }
-                }
-            }
-            Action::Unclean | Action::Clean => {
-                let reports = Self::origin_reports(&*self.origin).await?;
-                for report in reports.iter().filter(|report| report.state.is_open()) {
-                    self.origin.close(report.zone).await?;
-                }
-                Ok(())
-            }
-            _ => {
-                // A zone that was only opened locally, or was rewound, isn't open at the origin.
-                let report = self.origin.report(zone, 1).await?;
-                match report.first().is_some_and(|report| report.state.is_open()) {
-                    true => self.origin.close(zone).await,
-                    false => Ok(()),
-                }
-            }
-        }
     }
 
     /// Moves the cut over the first operations, which are durable at the origin.

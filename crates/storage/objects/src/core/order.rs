@@ -1,0 +1,80 @@
+//! The order of changes: each is added to the manifests after all that began before it, so that the bucket never
+//! has one without those. Their uploads run at the same time.
+//!
+//! A change takes its turn when no other call owns its zone, and waits for no zone from then on: so no turn
+//! waits for a later one.
+
+use runtime::sync::Notify;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+
+/// Changes that have begun and aren't in a batch of the manifests yet.
+#[derive(Debug, Default)]
+pub(super) struct Order {
+    begun: Cell<u64>,
+    waiting: RefCell<BTreeSet<u64>>,
+    ended: Notify,
+}
+
+/// Place of a change among those that have begun, until it is dropped.
+pub(super) struct Turn<'c> {
+    order: &'c Order,
+    number: u64,
+}
+
+impl Order {
+    /// Notes that a change begins.
+    pub fn begin(&self) -> Turn<'_> {
+        let number = self.begun.get() + 1;
+        self.begun.set(number);
+        self.waiting.borrow_mut().insert(number);
+        Turn { order: self, number }
+    }
+}
+
+impl Turn<'_> {
+    /// Waits until all earlier changes are in a batch, or have failed.
+    pub async fn comes(&self) {
+        while self.order.waiting.borrow().first() != Some(&self.number) {
+            self.order.ended.notified().await;
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.order.waiting.borrow_mut().remove(&self.number);
+        self.order.ended.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::rc::Rc;
+
+    #[test]
+    fn changes_go_on_in_the_order_in_which_they_began() {
+        let test = || async {
+            let (order, ended) = (Rc::new(Order::default()), Rc::new(RefCell::new(Vec::new())));
+            let tasks: Vec<_> = (0..4_u64)
+                .map(|number| {
+                    let (order, ended) = (order.clone(), ended.clone());
+                    runtime::spawn(async move {
+                        let turn = order.begin();
+                        // The first ones take longest; one fails before its turn comes.
+                        runtime::sleep(std::time::Duration::from_millis(10 - number)).await;
+                        if number != 1 {
+                            turn.comes().await;
+                            ended.borrow_mut().push(number);
+                        }
+                    })
+                })
+                .collect();
+            runtime::join_all(tasks).await;
+            assert_eq!(*ended.borrow(), [0, 2, 3]);
+            assert!(order.waiting.borrow().is_empty());
+        };
+        runtime::simulate(runtime::Simulation::new(1), test).expect("it ends");
+    }
+}

@@ -1,0 +1,171 @@
+//! What a batch of the uploader does at the origin: its appends, and changes of zones.
+
+use crate::core::Core;
+use crate::counters::count;
+use crate::format::{Action, Entry};
+use crate::pending::Pending;
+use block::{Data, EraseGuarantee, Error, Payload, Result, ZoneAddress, ZoneIndex, ZoneReport};
+use std::collections::BTreeMap;
+
+/// Limit of an append to the origin that joins several appends, in bytes.
+const CHUNK: u64 = 1 << 20;
+/// Zones that are appended to at a time.
+const ZONES_AT_ONCE: usize = 4;
+/// Bytes of the log that are read for a byte of appends, where several are read at once.
+const MOST_READ: u64 = 2;
+/// Zones of one report.
+const REPORT: u32 = 4096;
+
+/// Appends by zone, in the order of the log.
+pub type Appends = BTreeMap<ZoneIndex, Vec<Pending>>;
+
+impl Core {
+    /// Reports of all zones of the origin.
+    ///
+    /// # Errors
+    /// Errors of the origin.
+    pub async fn origin_reports(origin: &dyn block::Zones) -> Result<Vec<ZoneReport>> {
+        let zones = origin.geometry().zones;
+        let mut reports = Vec::with_capacity(zones as usize);
+        while (reports.len() as u32) < zones {
+            let some = origin.report(ZoneIndex(reports.len() as u32), REPORT).await?;
+            if some.is_empty() {
+                break;
+            }
+            reports.extend(some);
+        }
+        Ok(reports)
+    }
+
+    /// Sends appends, which aren't durable before a flush.
+    ///
+    /// # Errors
+    /// Errors of the origin and of the fast device.
+    pub async fn send_appends(&self, appends: Appends) -> Result<()> {
+        let uploads = appends.into_values().map(|appends| self.upload_zone(appends));
+        runtime::join_limited(ZONES_AT_ONCE, uploads).await.into_iter().collect()
+    }
+
+    /// Sends the appends of one zone, which are consecutive.
+    async fn upload_zone(&self, appends: Vec<Pending>) -> Result<()> {
+        let geometry = self.origin.geometry();
+        let unit = u64::from(geometry.append_granularity).max(1);
+        let most = (CHUNK.min(geometry.max_append) / unit * unit).max(unit);
+        let mut rest = appends.as_slice();
+        while let Some(first) = rest.first() {
+            let mut bytes = 0;
+            let joined = rest.iter().take_while(|append| {
+                bytes += append.entry.length();
+                bytes <= most
+            });
+            let (chunk, others) = rest.split_at(joined.count().max(1));
+            rest = others;
+            let payload = self.read_appends(chunk).await?;
+            self.send(ZoneAddress::new(first.entry.zone.0, first.entry.offset), payload, most as usize)
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Appends to the origin, in pieces of at most `most` bytes: one append of a user may be longer.
+    async fn send(&self, at: ZoneAddress, payload: Payload, most: usize) -> Result<()> {
+        let mut sent = 0;
+        while sent < payload.len() {
+            let end = payload.len().min(sent + most);
+            let place = ZoneAddress::new(at.zone.0, at.offset.0 + sent as u64);
+            self.origin.append_at(place, payload.slice(sent..end)).await?;
+            count(&self.counters.origin_appends, 1);
+            count(&self.counters.uploaded_bytes, (end - sent) as u64);
+            sent = end;
+        }
+        Ok(())
+    }
+
+    /// Reads the data of appends from the log, and verifies it: with one read, unless much else lies between
+    /// them.
+    async fn read_appends(&self, appends: &[Pending]) -> Result<Payload> {
+        let mut payload = Payload::new();
+        let wanted: u64 = appends.iter().map(|append| append.entry.length()).sum();
+        let (Some(first), Some(last)) = (appends.first(), appends.last()) else { return Ok(payload) };
+        let (start, end) = (first.data, last.data + last.entry.length());
+        let is_one_read =
+            appends.len() > 1 && end - start <= MOST_READ * wanted && end - start <= self.layout.left(start);
+        let all = match is_one_read {
+            true => Some(self.read_log(start, end - start).await?),
+            false => None,
+        };
+        for append in appends {
+            let length = append.entry.length();
+            let data = match &all {
+                Some(all) => {
+                    let from = (append.data - start) as usize;
+                    all.slice(from..from + length as usize)
+                }
+                None => self.read_log(append.data, length).await?,
+            };
+            self.check_append(append, &data)?;
+            payload.push(data);
+        }
+        Ok(payload)
+    }
+
+    /// Verifies data that was read for an append.
+    fn check_append(&self, append: &Pending, data: &Data) -> Result<()> {
+        if self.sum_of(std::slice::from_ref(data)) == append.entry.sum {
+            return Ok(());
+        }
+        let Entry { zone, offset, .. } = append.entry;
+        let error = Error::corrupt(format!(
+            "data of zone {zone} byte {offset} in the log of the write cache of zones, at address {}: wrong checksum; it is \
+             not uploaded",
+            append.data
+        ));
+        // A repetition would read the same bytes.
+        self.end_uploads(&error);
+        Err(error)
+    }
+
+    /// Finishes, resets or closes a zone of the origin; closes all open ones at the start of a cache. No
+    /// fetches of a zone that is reset are in progress.
+    ///
+    /// # Errors
+    /// Errors of the origin; [`Error::Protocol`] if another writer uses it.
+    pub async fn change_origin(&self, entry: Entry) -> Result<()> {
+        let Entry { action, zone, generation, .. } = entry;
+        count(&self.counters.origin_changes, 1);
+        match action {
+            Action::Finish => self.origin.finish(zone).await,
+            Action::Reset => {
+                let erase = self.origin.geometry().erase.min(EraseGuarantee::Deallocated);
+                let raised = self.origin.reset(zone, erase).await?;
+                match raised == generation + 1 {
+                    true => Ok(()),
+                    false => {
+                        let error = Error::protocol(format!(
+                            "zone {zone} of the origin has generation {raised} after a reset; expected {}: another \
+                             writer uses the origin",
+                            generation + 1
+                        ));
+                        self.end_uploads(&error);
+                        Err(error)
+                    }
+                }
+            }
+            Action::Unclean | Action::Clean => {
+                let reports = Self::origin_reports(&*self.origin).await?;
+                for report in reports.iter().filter(|report| report.state.is_open()) {
+                    self.origin.close(report.zone).await?;
+                }
+                Ok(())
+            }
+            _ => {
+                // A zone that was only opened locally, or was rewound, isn't open at the origin.
+                let report = self.origin.report(zone, 1).await?;
+                match report.first().is_some_and(|report| report.state.is_open()) {
+                    true => self.origin.close(zone).await,
+                    false => Ok(()),
+                }
+            }
+        }
+    }
+}
