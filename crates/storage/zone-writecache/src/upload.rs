@@ -9,16 +9,17 @@
 //! 5. The cut moves, and the tail in the superblock with it.
 //! 6. From time to time the cut is written as a checkpoint, which frees space of the ring.
 //!
-//! An error of the origin repeats the batch after a pause, without end. Only an origin that has another
-//! writer, or was changed by one, ends the uploads.
+//! An error of the origin repeats the batch after a pause, without end. What no repetition can mend ends the
+//! uploads: an origin that has another writer or was changed by one, a zone whose medium has failed, and data
+//! in the log that is damaged.
 
+use crate::checkpoint;
 use crate::core::Core;
 use crate::counters::count;
 use crate::format::{Action, Entry, Superblock};
 use crate::pending::{Batch, BatchLimits, MAX_PENDING, Pending};
 use crate::reconcile::{check_media, reconcile};
-use crate::{checkpoint, layout};
-use block::{Durability, EraseGuarantee, Error, Payload, Result, ZoneAddress, ZoneIndex, ZoneReport};
+use block::{EraseGuarantee, Error, Payload, Result, ZoneAddress, ZoneIndex, ZoneReport};
 use runtime::JoinHandle;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -28,16 +29,16 @@ use std::time::Duration;
 const BATCH_BYTES: u64 = 16 << 20;
 /// Pending bytes at which an upload begins, unless a quarter of the limit of the lag is less.
 const UPLOAD_BYTES: u64 = 8 << 20;
-/// Limit of an append to the origin that joins several appends, in bytes.
-const CHUNK: u64 = 1 << 20;
-/// Zones that are appended to at a time.
-const ZONES_AT_ONCE: usize = 4;
+/// Limit of an append to the origin that joins several appends of users, in bytes.
+const MAX_JOINED: u64 = 1 << 20;
+/// Number of zones that are appended to at a time.
+const MAX_ZONES_AT_ONCE: usize = 4;
 /// Limits of the pause after an error of the origin.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
-/// Time for which a close waits for a request to the origin that is in flight.
-const LAST_REQUEST: Duration = Duration::from_secs(5);
-/// Zones of one report.
-const REPORT: u32 = 4096;
+/// Time for which a close waits for a request to the origin in flight.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+/// Number of zones that are reported with one call.
+const ZONES_OF_REPORT: u32 = 4096;
 
 /// Uploads until the cache is closed.
 pub async fn run(core: Rc<Core>) {
@@ -57,7 +58,7 @@ pub async fn run(core: Rc<Core>) {
             }
             continue;
         };
-        core.standing.begin_step();
+        core.upload_progress.begin_step();
         let step = runtime::spawn(core.clone().step(batch, needs_reconcile));
         match core.unless_closed(step).await {
             None => break,
@@ -65,12 +66,12 @@ pub async fn run(core: Rc<Core>) {
                 needs_reconcile &= done.is_found;
                 pause = PAUSE.0;
                 core.health.origin_error.replace(None);
-                core.standing.end_step();
+                core.upload_progress.end_step();
                 core.advance(done.operations).await;
             }
             Some(Err(error)) => {
                 needs_reconcile = true;
-                // A step ends the uploads itself where it finds why they can't go on.
+                // Other final errors are those of a step that has ended the uploads itself.
                 if is_final(&error) {
                     core.end_uploads(&error);
                 } else if core.health.check_conflict().is_ok() {
@@ -86,8 +87,8 @@ pub async fn run(core: Rc<Core>) {
     }
 }
 
-/// Whether no repetition can succeed after this error of the origin: it takes no writes any more. An object
-/// store says so when another writer has taken over.
+/// Whether no repetition can succeed after this error: the origin takes no writes any more. That is the error
+/// of an object store whose volume another writer has claimed.
 fn is_final(error: &Error) -> bool {
     matches!(error, Error::ReadOnly(_))
 }
@@ -96,7 +97,7 @@ fn is_final(error: &Error) -> bool {
 struct Done {
     /// Number of operations that are durable at the origin.
     operations: usize,
-    /// Whether they were found there, and nothing was sent.
+    /// Whether the comparison found them there, and nothing was sent.
     is_found: bool,
 }
 
@@ -138,7 +139,7 @@ impl Core {
             }
             match self.due_in() {
                 Duration::ZERO => {
-                    // What is pending now is uploaded without further waits.
+                    // Everything that is pending now is uploaded without further waits.
                     self.demand.target.set(self.demand.target.get().max(self.log.completed.get()));
                     return true;
                 }
@@ -149,8 +150,8 @@ impl Core {
         }
     }
 
-    /// Waits for a task that uses the origin; `None` if the cache is being closed and the task doesn't end in
-    /// time. It ends by itself, and its result isn't recorded.
+    /// Waits for a task that uses the origin; `None` if the cache is being closed and the task doesn't end
+    /// within [`CLOSE_LIMIT`]. Such a task is detached, and its result isn't recorded.
     pub async fn unless_closed<T: 'static>(&self, step: JoinHandle<T>) -> Option<T> {
         let mut step = step;
         while !self.health.is_closing() {
@@ -159,7 +160,7 @@ impl Core {
                 Err(_elapsed) => {}
             }
         }
-        let outcome = runtime::timeout(LAST_REQUEST, &mut step).await.ok();
+        let outcome = runtime::timeout(CLOSE_LIMIT, &mut step).await.ok();
         if outcome.is_none() {
             self.is_stalled.store(true, std::sync::atomic::Ordering::Release);
             step.detach();
@@ -169,9 +170,9 @@ impl Core {
 
     fn note_error(&self, error: Error) {
         count(&self.counters.origin_errors, 1);
-        if self.standing.note_failure(&error) {
+        if self.upload_progress.note_failure(&error) {
             tracing::warn!(
-                "uploading from a write cache of zones: {error}; it is tried again until it succeeds, and appends wait at max_lag"
+                "uploading from a write cache of zones: {error}; it is repeated until it succeeds, and appends wait at max_lag"
             );
         }
         self.health.origin_error.replace(Some(error));
@@ -218,7 +219,7 @@ impl Core {
         let zones = origin.geometry().zones;
         let mut reports = Vec::with_capacity(zones as usize);
         while (reports.len() as u32) < zones {
-            let some = origin.report(ZoneIndex(reports.len() as u32), REPORT).await?;
+            let some = origin.report(ZoneIndex(reports.len() as u32), ZONES_OF_REPORT).await?;
             if some.is_empty() {
                 break;
             }
@@ -227,14 +228,14 @@ impl Core {
         Ok(reports)
     }
 
-    /// Compares the origin with the cut. Returns the number of operations that it has already; if there are
-    /// none, rewinds the zones with appends to repeat.
+    /// Compares the origin with the cut. Returns the number of pending operations that it has already. If
+    /// there are none, rewinds the zones whose appends have to be repeated.
     async fn reconcile(&self) -> Result<usize> {
         let reports = Self::origin_reports(&*self.origin).await?;
         let found = reconcile(&self.cut.borrow(), self.pending.borrow().iter(), &reports);
         let found = found.and_then(|found| {
-            let rest = self.pending.borrow();
-            check_media(rest.iter().skip(found.done), &reports).map(|()| found)
+            let pending = self.pending.borrow();
+            check_media(pending.iter().skip(found.done), &reports).map(|()| found)
         });
         let found = found.inspect_err(|error| self.end_uploads(error))?;
         if found.done == 0 {
@@ -258,7 +259,7 @@ impl Core {
         }
         let list: Vec<ZoneIndex> = zones.keys().copied().collect();
         let uploads = zones.into_values().map(|appends| self.upload_zone(appends));
-        runtime::join_limited(ZONES_AT_ONCE, uploads).await.into_iter().collect::<Result<()>>()?;
+        runtime::join_limited(MAX_ZONES_AT_ONCE, uploads).await.into_iter().collect::<Result<()>>()?;
         count(&self.counters.origin_flushes, 1);
         self.origin.flush(&list).await
     }
@@ -267,7 +268,7 @@ impl Core {
     async fn upload_zone(&self, appends: Vec<Pending>) -> Result<()> {
         let geometry = self.origin.geometry();
         let unit = u64::from(geometry.append_granularity).max(1);
-        let most = (CHUNK.min(geometry.max_append) / unit * unit).max(unit);
+        let most = (MAX_JOINED.min(geometry.max_append) / unit * unit).max(unit);
         let mut rest = appends.as_slice();
         while let Some(first) = rest.first() {
             let mut bytes = 0;
@@ -309,8 +310,8 @@ impl Core {
         }
         let Entry { zone, offset, .. } = append.entry;
         let error = Error::corrupt(format!(
-            "data of zone {zone} byte {offset} in the log of the write cache of zones, at address {}: wrong checksum; it is \
-             not uploaded",
+            "data of zone {zone} byte {offset} in the log of the write cache of zones, at address {}: wrong checksum: the fast \
+             device has damaged it, and it isn't uploaded; expected the bytes that were appended; restore the device",
             append.data
         ));
         // A repetition would read the same bytes.
@@ -318,14 +319,14 @@ impl Core {
         Err(error)
     }
 
-    /// Finishes, resets or closes a zone of the origin; closes all open ones at the start of a cache.
+    /// Finishes, resets or closes a zone of the origin; the first operation of an epoch closes all open ones.
     async fn change_origin(&self, entry: Entry) -> Result<()> {
         let Entry { action, zone, generation, .. } = entry;
         count(&self.counters.origin_changes, 1);
         match action {
             Action::Finish => self.origin.finish(zone).await,
             Action::Reset => {
-                self.read_cache.fetches_ended(zone).await;
+                self.read_cache.wait_until_fetches_ended(zone).await;
                 let erase = self.origin.geometry().erase.min(EraseGuarantee::Deallocated);
                 let raised = self.origin.reset(zone, erase).await?;
                 match raised == generation + 1 {
@@ -359,7 +360,7 @@ impl Core {
         }
     }
 
-    /// Moves the cut over the first operations, which are durable at the origin.
+    /// Moves the cut and the tail past the first operations, which are durable at the origin.
     async fn advance(&self, operations: usize) {
         let mut tail = self.superblock.get().tail;
         for _ in 0..operations {
@@ -378,7 +379,7 @@ impl Core {
     }
 
     /// Writes a checkpoint if the log after the last one is long, or the writer waits for its space. Returns
-    /// whether it did.
+    /// whether it was written.
     async fn checkpoint_if_needed(&self) -> bool {
         let Superblock { tail, checkpoint_at, .. } = self.superblock.get();
         let length = tail.address - checkpoint_at.address;
@@ -394,34 +395,6 @@ impl Core {
         self.progress.notify_all();
         true
     }
-
-    /// Writes the superblock with a change over the older copy, durably.
-    ///
-    /// # Errors
-    /// Errors of the fast device.
-    pub async fn write_superblock(&self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
-        let mut new = self.superblock.get();
-        new.sequence += 1;
-        new.durable = new.durable.max(self.log.durable.get());
-        change(&mut new);
-        write_superblock(&*self.fast, &self.layout, &new).await?;
-        self.superblock.set(new);
-        Ok(())
-    }
-}
-
-/// Writes a superblock over its copy, durably.
-///
-/// # Errors
-/// Errors of the fast device.
-pub async fn write_superblock(
-    fast: &dyn block::Device,
-    layout: &layout::Layout,
-    superblock: &Superblock,
-) -> Result<()> {
-    let place = layout.superblock(superblock.sequence);
-    let written = fast.write(place, superblock.encode(), Durability::Durable).await;
-    written.map_err(|error| error.in_context("writing a superblock of the write cache of zones"))
 }
 
 #[cfg(test)]
