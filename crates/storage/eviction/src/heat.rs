@@ -1,4 +1,4 @@
-//! Heat of a block, in the policy's terms: listed and set by messages, and kept in the table over a close.
+//! Heat of a block in the policy, as text for messages of operators and as bits for a table on a medium.
 //!
 //! Heat consists of the queue, the number of hits since the block was last considered for eviction, and the
 //! age of the last hit. Queue and hits give a *level* from 1 to 7: a block may displace blocks of lower
@@ -6,7 +6,7 @@
 //! neighbours on the disk often have the same heat.
 
 use crate::queues::Queue;
-use crate::{MAX_HITS, WORTHY};
+use crate::{MAX_HITS, PROMOTION_HITS};
 use std::fmt;
 
 /// Heat of a block.
@@ -51,7 +51,7 @@ impl Heat {
     /// that of main blocks without hits.
     pub fn level(self) -> u8 {
         match (self.is_main, self.hits) {
-            (false, hits) if hits >= WORTHY => 4,
+            (false, hits) if hits >= PROMOTION_HITS => 4,
             (false, hits) => 1 + hits,
             (true, 0) => 3,
             (true, hits) => 4 + hits,

@@ -25,10 +25,14 @@ pub trait Policy {
     /// Notes that a block was promoted into this slot.
     fn insert(&mut self, slot: u32, block: u64);
 
-    /// Chooses a slot among those that `may` be evicted and removes it; `block_of` returns the block of a
+    /// Chooses a slot for which `may_evict` returns true, and removes it; `block_of` returns the block of a
     /// slot. Returns `None` after a bounded number of slots that may not be evicted; the next call examines
     /// others.
-    fn victim(&mut self, block_of: &dyn Fn(u32) -> u64, may: &mut dyn FnMut(u32) -> bool) -> Option<u32>;
+    fn victim(
+        &mut self,
+        block_of: &dyn Fn(u32) -> u64,
+        may_evict: &mut dyn FnMut(u32) -> bool,
+    ) -> Option<u32>;
 
     /// Removes a slot whose block was evicted by other means.
     fn remove(&mut self, slot: u32);
@@ -46,13 +50,13 @@ pub trait Policy {
 }
 
 /// Largest number of slots that one search for a victim examines.
-const LOOKS: usize = 64;
+const MAX_EXAMINED: usize = 64;
 /// Largest number of counted hits.
 const MAX_HITS: u8 = 3;
-/// Number of hits by which a block moves from the small queue to the main one.
-const WORTHY: u8 = 2;
-/// Number of other requests between two hits for the second one to be counted; fewer in a small cache.
-const VISIT: u32 = 16;
+/// Number of hits with which a block moves from the small queue to the main one.
+const PROMOTION_HITS: u8 = 2;
+/// Number of other requests after which a further hit of a block is counted; fewer in a small cache.
+const MAX_VISIT_GAP: u32 = 16;
 
 /// S3-FIFO over slots.
 #[derive(Debug)]
@@ -62,8 +66,9 @@ pub struct S3Fifo {
     /// Number of the last request for each slot.
     last_visit: Vec<u32>,
     requests: u32,
-    visit: u32,
-    /// Size of the small queue from which it is evicted first: a tenth of the slots.
+    /// Number of other requests after which a further hit of a block is counted.
+    visit_gap: u32,
+    /// Length of the small queue at which blocks are evicted from it first: a tenth of the slots.
     small_size: usize,
     ghosts: Ghosts,
 }
@@ -76,7 +81,7 @@ impl S3Fifo {
             hits: vec![0; slots],
             last_visit: vec![0; slots],
             requests: 0,
-            visit: VISIT.min(slots as u32 / 32),
+            visit_gap: MAX_VISIT_GAP.min(slots as u32 / 32),
             small_size: (slots / 10).max(1),
             ghosts: Ghosts::new(slots),
         }
@@ -86,26 +91,27 @@ impl S3Fifo {
         self.ghosts.has(block)
     }
 
-    /// Evicts from the small queue; moves slots with enough hits to the main queue on the way.
-    fn leave_small(
+    /// Evicts from the small queue, and moves the slots with enough hits that it examines to the main queue.
+    /// `budget` is the number of slots that may still be examined.
+    fn evict_from_small(
         &mut self,
         block_of: &dyn Fn(u32) -> u64,
-        may: &mut dyn FnMut(u32) -> bool,
-        looks: &mut usize,
+        may_evict: &mut dyn FnMut(u32) -> bool,
+        budget: &mut usize,
     ) -> Option<u32> {
         for _ in 0..self.queues.length(Queue::Small) {
-            if *looks == 0 {
+            if *budget == 0 {
                 return None;
             }
-            *looks -= 1;
+            *budget -= 1;
             let slot = self.queues.pop_front(Queue::Small)?;
             let index = slot as usize;
-            if self.hits[index] >= WORTHY {
+            if self.hits[index] >= PROMOTION_HITS {
                 self.hits[index] = 0;
                 self.queues.push_back(Queue::Main, slot);
                 continue;
             }
-            if may(slot) {
+            if may_evict(slot) {
                 self.ghosts.insert(block_of(slot));
                 return Some(slot);
             }
@@ -114,19 +120,20 @@ impl S3Fifo {
         None
     }
 
-    fn leave_main(&mut self, may: &mut dyn FnMut(u32) -> bool, looks: &mut usize) -> Option<u32> {
-        while *looks > 0 {
-            *looks -= 1;
+    /// Evicts from the main queue; a slot with hits loses one, and moves to the end.
+    fn evict_from_main(&mut self, may_evict: &mut dyn FnMut(u32) -> bool, budget: &mut usize) -> Option<u32> {
+        while *budget > 0 {
+            *budget -= 1;
             let slot = self.queues.pop_front(Queue::Main)?;
             let index = slot as usize;
             if self.hits[index] > 0 {
                 self.hits[index] -= 1;
                 // A slot with hits left isn't a candidate and isn't charged to the search.
-                *looks += usize::from(self.hits[index] > 0);
+                *budget += usize::from(self.hits[index] > 0);
                 self.queues.push_back(Queue::Main, slot);
                 continue;
             }
-            if may(slot) {
+            if may_evict(slot) {
                 return Some(slot);
             }
             self.queues.push_back(Queue::Main, slot);
@@ -140,7 +147,8 @@ impl Policy for S3Fifo {
     fn hit(&mut self, slot: u32) {
         let index = slot as usize;
         self.requests = self.requests.wrapping_add(1);
-        if self.requests.wrapping_sub(self.last_visit[index]) > self.visit && self.hits[index] < MAX_HITS {
+        if self.requests.wrapping_sub(self.last_visit[index]) > self.visit_gap && self.hits[index] < MAX_HITS
+        {
             self.hits[index] += 1;
         }
         self.last_visit[index] = self.requests;
@@ -158,17 +166,21 @@ impl Policy for S3Fifo {
         }
     }
 
-    fn victim(&mut self, block_of: &dyn Fn(u32) -> u64, may: &mut dyn FnMut(u32) -> bool) -> Option<u32> {
-        let mut looks = LOOKS;
+    fn victim(
+        &mut self,
+        block_of: &dyn Fn(u32) -> u64,
+        may_evict: &mut dyn FnMut(u32) -> bool,
+    ) -> Option<u32> {
+        let mut budget = MAX_EXAMINED;
         let (small, main) = (self.queues.length(Queue::Small), self.queues.length(Queue::Main));
         let small_first = small >= self.small_size || main == 0;
         let found = match small_first {
-            true => self.leave_small(block_of, may, &mut looks),
-            false => self.leave_main(may, &mut looks),
+            true => self.evict_from_small(block_of, may_evict, &mut budget),
+            false => self.evict_from_main(may_evict, &mut budget),
         };
         found.or_else(|| match small_first {
-            true => self.leave_main(may, &mut looks),
-            false => self.leave_small(block_of, may, &mut looks),
+            true => self.evict_from_main(may_evict, &mut budget),
+            false => self.evict_from_small(block_of, may_evict, &mut budget),
         })
     }
 

@@ -10,7 +10,7 @@ use crate::xml;
 use block::{Data, Error, Payload, Result};
 use std::fmt::Write;
 
-/// Most objects of a page, and of a batch.
+/// Limit of the objects of a page, and of a batch.
 pub const MAX_BATCH: usize = 1000;
 /// Largest page in bytes: [`MAX_BATCH`] keys of 1024 bytes, in escaped form, and their descriptions.
 const MAX_PAGE: usize = 8 << 20;
@@ -83,7 +83,7 @@ fn page(text: &str, prefix: &str, from: Option<&str>) -> Result<Page> {
     let next = xml::element(root, "NextContinuationToken").filter(|next| !next.is_empty());
     match next.filter(|_| is_truncated) {
         None if is_truncated => Err(invalid("it is truncated; expected a continuation token")),
-        // A listing without an end would be followed for ever.
+        // A listing without an end would be followed without end.
         Some(next) if from == Some(&*next) => Err(invalid("its next page is the same one")),
         next => Ok(Page { objects, next: next.map(String::from) }),
     }

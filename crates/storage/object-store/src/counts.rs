@@ -1,6 +1,6 @@
 //! Counters of a client.
 
-/// Kind of a request, by which stores charge.
+/// Kind of a request, as stores bill them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// PUT of an object.
@@ -43,7 +43,7 @@ impl Kind {
     /// Permission that a request of this kind needs.
     pub(crate) fn permission(self) -> &'static str {
         match self {
-            // Without the second one a missing object is refused as well.
+            // Without `s3:ListBucket` the answer for a missing object is 403.
             Kind::Get | Kind::Head => "s3:GetObject and s3:ListBucket",
             Kind::List => "s3:ListBucket",
             Kind::Delete | Kind::DeleteBatch => "s3:DeleteObject",

@@ -1,4 +1,4 @@
-//! Credentials, and the places that they come from.
+//! Credentials, and their sources.
 //!
 //! # Promises
 //! - Secrets are in no error, no log and no `Debug`, and their memory is wiped when it is freed. (Buffers of
@@ -21,7 +21,7 @@ use std::rc::Rc;
 use std::time::Duration;
 use zeroize::Zeroizing;
 
-/// Time before their end at which credentials are renewed.
+/// Time before their expiration at which credentials are renewed.
 pub const RENEWAL: Duration = Duration::from_secs(300);
 /// Longest file of credentials, in bytes.
 pub const MAX_FILE: u64 = 1 << 20;
@@ -46,7 +46,7 @@ pub struct Credentials {
     pub(crate) key: String,
     pub(crate) secret: Zeroizing<String>,
     pub(crate) token: Option<Zeroizing<String>>,
-    /// Time since 1970 at which they end; `None` for permanent ones.
+    /// Time of their expiration since 1970; `None` for permanent ones.
     expires: Option<Duration>,
 }
 
@@ -135,10 +135,10 @@ pub(crate) fn check_any_text(text: &str) {
     }
 }
 
-/// Place that credentials come from.
+/// Source of credentials.
 #[derive(Debug, Clone)]
 pub enum CredentialSource {
-    /// Given ones, which aren't renewed.
+    /// Permanent credentials of the caller.
     Given(Credentials),
     /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`.
     Environment,
@@ -177,8 +177,8 @@ impl Provider {
         Provider { source, current: RefCell::new(None), renewing: Semaphore::new(1) }
     }
 
-    /// Returns valid credentials; asks the source if there are none, they end soon, or the store has refused
-    /// them.
+    /// Returns valid credentials; asks the source if there are none, they expire soon, or the store has
+    /// refused them.
     ///
     /// # Errors
     /// [`Error::NotFound`] if the source has none; errors of the source; [`Error::TimedOut`].

@@ -17,8 +17,8 @@
 //!
 //! # Limits
 //! Requests in TLS need a folder of certificates (crate `tls`), and a store with TLS 1.3. Redirections aren't
-//! followed. An unconditional write that timed out may still be carried out by the store, after a later one
-//! of the same key: keys are better written once.
+//! followed. The store may carry out an unconditional write that timed out after a later write of the same
+//! key, so users write a key once.
 //!
 //! # Structure
 //! `http`, `xml`: parsers; `any_bytes`: their check for fuzzing. `connection`, `endpoint`, `transport`:

@@ -11,15 +11,15 @@ use std::cell::Cell;
 
 /// Header with the checksum that stores verify and return.
 pub(crate) const CHECKSUM: &str = "x-amz-checksum-crc32c";
-/// Header of our own with the same checksum, in hexadecimal digits: every store returns it.
+/// Metadata with the same checksum, in hexadecimal digits: every store returns it.
 pub(crate) const OWN_CHECKSUM: &str = "x-amz-meta-siltstone-crc32c";
-/// Header of our own that identifies one write.
+/// Metadata that identifies one write.
 pub(crate) const NONCE: &str = "x-amz-meta-siltstone-nonce";
 
 /// Condition of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Condition {
-    /// The object is written whatever there is.
+    /// No condition: an existing object is replaced.
     Always,
     /// There is no object of this key.
     Absent,
@@ -31,7 +31,7 @@ pub enum Condition {
 /// Outcome of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Put {
-    /// The object is there, with this ETag.
+    /// This write is the object, with this ETag.
     Written(String),
     /// The condition wasn't met: nothing was written, or another write has replaced it since.
     ConditionFailed,
@@ -77,7 +77,7 @@ pub(crate) fn checksum_headers(checksum: u32) -> [(&'static str, String); 2] {
     [(CHECKSUM, encoded(checksum)), ("x-amz-sdk-checksum-algorithm", "CRC32C".to_owned())]
 }
 
-/// A value that no other write has: 128 random bits.
+/// Draws the nonce of a write: 128 random bits.
 pub(crate) fn new_nonce() -> String {
     let mut bytes = [0; 16];
     runtime::fill_secret(&mut bytes);
@@ -114,7 +114,8 @@ pub(crate) fn etag(head: &Head) -> Result<String> {
 fn verify(response: &Response) -> Result<bool> {
     let body = response.body.filled();
     let found = crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, body) as u32;
-    // That of a multipart upload is one of checksums, with their number after a dash.
+    // The checksum of a multipart upload is that of the checksums of its parts, with their number after a
+    // dash.
     let stores = response.head.header(CHECKSUM).filter(|value| !value.contains('-'));
     let stores = stores.map(|value| (value, encoded(found)));
     let own = response.head.header(OWN_CHECKSUM).map(|value| (value, format!("{found:08x}")));
@@ -187,7 +188,7 @@ impl Store {
         call.headers.extend([(OWN_CHECKSUM, format!("{checksum:08x}")), (NONCE, nonce.clone())]);
         call.headers.extend(condition_header(condition));
         call.body = body;
-        // Some answer a success with an empty document.
+        // Some stores answer a success with an empty document.
         call.max_body = crate::connection::MAX_ERROR_BODY;
         call.check = Some(&returned);
         let response = self.0.call(&call).await?;
@@ -302,7 +303,7 @@ impl Store {
         described.map(Some).map_err(|error| self.0.explain(&call, &error))
     }
 
-    /// A refusal of HEAD with its reason, which the answer to GET has: that to HEAD has no body.
+    /// Returns the refusal of a HEAD with its reason, from the response to a GET: that to HEAD has no body.
     async fn reason(&self, key: &str, refusal: Error) -> Error {
         match self.get_range(key, 0, 1).await {
             Err(error @ Error::PermissionDenied(_)) => error,

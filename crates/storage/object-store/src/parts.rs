@@ -1,8 +1,8 @@
 //! Multipart uploads of objects.
 //!
-//! After the failure of a part no other one is sent. An upload that fails is aborted, so that the store keeps
-//! no parts that nothing names. One whose future is dropped isn't, nor one whose creation was answered and
-//! the answer lost: a rule of the bucket's lifecycle has to end those.
+//! After the failure of a part no further part is sent. An upload that fails is aborted, so that the store
+//! keeps no parts without an object. An upload whose future is dropped isn't aborted, nor one whose creation
+//! has succeeded with a lost answer: a rule of the bucket's lifecycle has to end those.
 
 use crate::connection::{MAX_ERROR_BODY, Response};
 use crate::counts::Kind;
@@ -17,7 +17,7 @@ use block::{Data, Error, Payload, Result};
 use std::cell::Cell;
 use std::fmt::Write;
 
-/// Most parts of an object.
+/// Limit of the parts of an object.
 pub const MAX_PARTS: usize = 10_000;
 /// Parts of one object that are sent at a time.
 const MAX_PARTS_IN_FLIGHT: usize = 4;

@@ -1,8 +1,7 @@
-//! Check of a store before data is entrusted to it: writers race for the same object.
+//! Check that the conditional writes of a store are atomic: writers race for the same object.
 //!
 //! A second writer is fenced by conditional writes alone. Stores that ignore a condition, or check it before
-//! another write that is in flight, let two writers win; a single PUT after the other shows only the first
-//! fault.
+//! another write that is in flight, let two writers win; PUTs one after the other show only the first fault.
 
 use crate::counts::Kind;
 use crate::http::Method;
@@ -44,7 +43,7 @@ impl Store {
                         condition = Condition::Matches(etag)
                     }
                     Ok(Race::Won(_)) => break Ok(()),
-                    // Whichever of them won, the object is the start of the next race.
+                    // The next race begins with the object of whichever writer won.
                     Ok(Race::Undecided(error)) => {
                         undecided += 1;
                         if undecided > MAX_UNDECIDED {
@@ -59,7 +58,7 @@ impl Store {
                     Err(error) => break Err(error),
                 }
             };
-            // There is nothing to delete where no request has arrived.
+            // Without an answer of the store there may be nothing to delete.
             let deleted = match self.0.has_answered.get() {
                 true => self.delete(&key).await,
                 false => Ok(()),

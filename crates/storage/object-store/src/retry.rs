@@ -1,4 +1,4 @@
-//! Retries: which failures are retried, after which pause, and how often; the delay of hedged reads.
+//! Retries: the failures that are retried, the pauses and the budget; the delay of hedged reads.
 
 use crate::connection::Response;
 use crate::counts::Kind;
@@ -15,7 +15,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Shortest pause after the store has asked for fewer requests.
 const MIN_SLOW_DOWN_PAUSE: Duration = Duration::from_millis(250);
-/// Most retries of an operation after damaged bytes: damage in the store lasts.
+/// Limit of the retries of an operation after damaged bytes: the object itself may be damaged.
 pub(crate) const MAX_DAMAGED_RETRIES: u32 = 2;
 /// Characters of a store's text that an error shows.
 const MAX_SHOWN: usize = 200;
@@ -31,7 +31,7 @@ pub(crate) enum Retry {
     SlowDown,
     /// The credentials have expired.
     WithNewCredentials,
-    /// The bytes differ from their checksum: on the way, or in the store.
+    /// The bytes differ from their checksum: they were damaged in transfer, or in the store.
     Damaged,
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn error_code(text: &str) -> Cow<'_, str> {
     xml::element(text, "Code").unwrap_or_default()
 }
 
-/// Whether an answer with status 404 and this code says that something else than the object is missing: the
+/// Whether a response with status 404 and this code names something else than the object as missing: the
 /// bucket, or the user of the access key.
 pub(crate) fn lacks_more_than_object(code: &str) -> bool {
     code == "NoSuchBucket" || code.contains("User")
@@ -79,13 +79,13 @@ impl Failure {
     /// Failure of the connection, or of a response that arrived damaged.
     pub fn of_transfer(error: Error) -> Failure {
         let retry = match error {
-            // A response that isn't HTTP won't be another time.
+            // A further response wouldn't be valid HTTP either.
             Error::Protocol(_) | Error::Invalid(_) | Error::PermissionDenied(_) => Retry::Never,
             Error::Corrupt(_) => Retry::Damaged,
             _ => Retry::Again,
         };
         let error = match error {
-            // A host without an address: no object is missing.
+            // A host without an address isn't a missing object.
             Error::NotFound(text) => Error::io(text),
             error => error,
         };
@@ -143,8 +143,8 @@ pub(crate) fn check_any_text(text: &str) {
     }
 }
 
-/// Pause before a retry after `attempts` attempts: random, so that clients that failed together don't
-/// come back together ("Exponential Backoff And Jitter", AWS Architecture Blog, 2015; full jitter).
+/// Pause before a retry after `attempts` attempts: random, so that clients that failed at the same time don't
+/// retry at the same time ("Exponential Backoff And Jitter", AWS Architecture Blog, 2015; full jitter).
 pub(crate) fn pause(attempts: u32, retry: Retry) -> Duration {
     if retry == Retry::WithNewCredentials {
         return Duration::ZERO;
@@ -154,15 +154,15 @@ pub(crate) fn pause(attempts: u32, retry: Retry) -> Duration {
     shortest + longest.mul_f64(runtime::Random::new(runtime::random_u64()).unit())
 }
 
-/// Retry budget: a store that fails each request gets a tenth more of them for it, and no multiple. In units
-/// of a retry: each success earns [`EARNED`](Self::EARNED) hundredths.
+/// Retry budget: retries are at most a tenth of the requests that succeeded, and those that were saved up.
+/// Each success earns [`EARNED`](Self::EARNED) hundredths of a retry.
 #[derive(Debug)]
 pub(crate) struct Budget {
     hundredths: Cell<u64>,
 }
 
 impl Budget {
-    /// Most retries that are saved up.
+    /// Limit of the retries that are saved up.
     pub const MAX_RETRIES: u64 = 100;
     /// Hundredths of a retry that a success earns.
     pub const EARNED: u64 = 10;
@@ -197,7 +197,7 @@ impl Latencies {
     const MAX_TIMES: usize = 128;
     /// Number of times before the first hedged read.
     const MIN_TIMES: usize = 16;
-    /// Shortest delay: an earlier hedged read costs more than it gains.
+    /// Shortest delay: an earlier hedged read would cost more than it saves.
     const MIN_DELAY: Duration = Duration::from_millis(5);
     /// Reads for each hedged read.
     const READS_PER_HEDGE: u64 = 10;
@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_say_what_to_do() {
+    fn refusals_have_a_remedy() {
         let refused = |status: u16, code: &str, message: &str, kind| hint(status, code, message, kind);
         for (status, code, message, said) in [
             (403, "RequestTimeTooSkewed", "", "clock"),

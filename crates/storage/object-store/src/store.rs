@@ -20,10 +20,10 @@ use std::task::Poll;
 use std::time::Duration;
 use tls::ClientConfig;
 
-/// Validity of a signature, in seconds: more than a request takes, and the clocks of two machines differ.
+/// Validity of a signature, in seconds: longer than a request, as the clocks of two machines differ.
 const SIGNATURE_SECONDS: u64 = 900;
-/// Time limit of an operation until the store has answered for the first time: what it waits for is more
-/// often a wrong endpoint than an outage.
+/// Time limit of an operation until the store has answered for the first time: until then a wrong endpoint is
+/// more likely than an outage.
 pub const FIRST_CONTACT: Duration = Duration::from_secs(30);
 /// Longest key, in bytes.
 pub const MAX_KEY: usize = 1024;
@@ -40,7 +40,7 @@ pub enum Addressing {
 /// Limits of a client.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Most connections at a time. Default: 32.
+    /// Limit of the connections. Default: 32.
     pub connections: usize,
     /// Time limit of a connection to one address, its TLS handshake included. Default: 5 s.
     pub connect: Duration,
@@ -171,7 +171,7 @@ impl Store {
     /// Returns a client. Sends no request; [`probe`](Self::probe) checks the store.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an endpoint, a bucket or limits that can't be.
+    /// [`Error::Invalid`] for an invalid endpoint, bucket or limit.
     pub fn new(config: Config) -> Result<Store> {
         let Config { endpoint, bucket, region, addressing, credentials, tls, limits } = config;
         let mut endpoint = Endpoint::parse(&endpoint)?;
@@ -366,7 +366,7 @@ impl Client {
         let response = sent.map_err(Failure::of_transfer)?;
         self.count(|counts| counts.received_bytes += response.body.filled().len() as u64);
         self.has_answered.set(true);
-        // No object is missing there, but the place of all of them.
+        // The answer names the bucket or the user as missing, not the object.
         let lacks_more = response.head.status == 404 && lacks_more_than_object(&error_code(&response.text()));
         if !call.expected.contains(&response.head.status) || lacks_more {
             let mut failure = Failure::of_response(&response, call.method, call.kind, call.expected);

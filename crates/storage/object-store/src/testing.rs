@@ -90,7 +90,7 @@ fn error(status: u16, code: &str) -> Answer {
     Answer(status, Vec::new(), format!("<Error><Code>{code}</Code></Error>").into_bytes())
 }
 
-/// Own action of a test for a request; `None` for the usual one.
+/// Answer of a test to a request; `None` for that of the store.
 type Script = Box<dyn FnMut(&Asked) -> Option<Vec<u8>>>;
 
 /// The simulated store, with one bucket.
@@ -195,7 +195,7 @@ impl Bucket {
         bucket
     }
 
-    /// Answers by a script first.
+    /// Sets a script whose answers are sent in place of the store's.
     pub fn follow(&self, script: impl FnMut(&Asked) -> Option<Vec<u8>> + 'static) {
         self.script.replace(Some(Box::new(script)));
     }
@@ -214,7 +214,7 @@ impl Bucket {
                 self.asked.borrow_mut().push((asked.method.clone(), asked.key.clone()));
                 let scripted = self.script.borrow_mut().as_mut().and_then(|script| script(&asked));
                 let answer = match scripted {
-                    // An empty one is silence, until the client closes.
+                    // An empty answer sends nothing, until the client closes.
                     Some(bytes) if bytes.is_empty() => loop {
                         let (count, _) = stream.receive(Buffer::new(4096)).await;
                         count.ok().filter(|count| *count > 0)?;
@@ -390,7 +390,7 @@ impl Bucket {
     }
 
     fn list(&self, asked: &Asked) -> Answer {
-        // Few, so that short listings have several pages as well.
+        // 10, so that short listings have several pages as well.
         let most = if self.pages_are_long.get() { 1000 } else { 10 };
         let now = self.objects.borrow().iter().map(|(key, it)| (key.clone(), it.bytes.len())).collect();
         let listed: Vec<_> =

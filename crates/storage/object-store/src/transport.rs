@@ -1,4 +1,4 @@
-//! Connections to one server: at most a number of them, kept open between requests.
+//! Connections to one server: a limited number, which are kept open between requests.
 //!
 //! # Promises
 //! - The establishment of a connection and the first byte of a response have limits. The caller limits the
@@ -38,7 +38,7 @@ impl Transport {
     /// Returns a server without connections, of which there will be at most `connections`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the endpoint needs certificates and there are none, or the other way round.
+    /// [`Error::Invalid`] for an endpoint in https without certificates, or in http with them.
     pub fn new(
         endpoint: Endpoint,
         tls: Option<ClientConfig>,
@@ -104,8 +104,8 @@ impl Transport {
         response
     }
 
-    /// Takes the connection that was used last and has received nothing since. Closes those that were used
-    /// later, and those that were idle for too long.
+    /// Takes the most recently used connection that has received nothing since its last response. Closes more
+    /// recently used ones that have, and those that were idle for too long.
     fn take_idle(&self) -> Option<Connection> {
         let mut idle = self.idle.borrow_mut();
         idle.retain(|connection| connection.used.is_some_and(|used| used.elapsed() < IDLE_LIMIT));
@@ -113,7 +113,7 @@ impl Transport {
     }
 }
 
-/// Whether a connection has ended, or never was one.
+/// Whether this is the error of a connection that has ended or couldn't be opened.
 pub(crate) fn is_lost(error: &Error) -> bool {
     matches!(error, Error::Disconnected(_) | Error::Closed(_) | Error::Os(..))
 }

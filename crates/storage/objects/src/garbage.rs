@@ -1,13 +1,13 @@
 //! Objects that no manifest names, and that are deleted after a grace.
 //!
 //! # Promises
-//! - An object is deleted at the earliest a grace after it was added, by this machine's monotonic clock: so
-//!   long a reader of an earlier manifest has for it. Up to 1000 objects, added within a second, go with one
-//!   request.
-//! - A batch with an object that the store refuses to delete waits after each attempt for longer, and the
-//!   others go on.
-//! - At most [`MAX_WAITING`] objects wait, and a task runs only while there is garbage. What doesn't wait is
-//!   counted; that, and what is left when the process ends, is found by `gc`.
+//! - An object is deleted at the earliest a grace after it was added, by this machine's monotonic clock: for
+//!   this time readers of an earlier manifest can read it. One request deletes up to 1000 objects that were
+//!   added within a second.
+//! - A batch with an object that the store refuses to delete waits longer after each attempt, and delays no
+//!   other batch.
+//! - At most [`MAX_WAITING`] objects wait, and a task runs only while there is garbage. Further objects are
+//!   counted; `gc` finds them, and those that wait when the process ends.
 
 use crate::names::{Name, Names};
 use object_store::{MAX_BATCH, Store};
@@ -19,11 +19,11 @@ use std::time::Duration;
 
 /// Time until the second attempt to delete objects; it doubles with each one.
 const PAUSE: Duration = Duration::from_secs(30);
-/// Most times that it doubles.
+/// Limit of the doublings.
 const MAX_DOUBLINGS: u32 = 8;
 /// Longest pause between batches after failures of the store.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
-/// Most objects that wait for their deletion: 5 MiB of memory.
+/// Limit of the objects that wait for their deletion: 5 MiB of memory.
 const MAX_WAITING: usize = 1 << 17;
 /// Time in which objects are added to the same batch.
 const BATCH_TIME: Duration = Duration::from_secs(1);
@@ -45,7 +45,7 @@ pub(crate) struct Garbage {
     grace: Duration,
     /// In the order in which they may be deleted.
     queue: RefCell<BTreeMap<Due, Batch>>,
-    /// Number of objects in it.
+    /// Number of objects in the queue.
     waiting: Cell<usize>,
     /// Batch that takes more objects.
     open: Cell<Option<Due>>,
@@ -86,7 +86,7 @@ impl Garbage {
         self.deleted.get()
     }
 
-    /// Number of objects that weren't added, since too many were waiting.
+    /// Number of objects that weren't added, at the limit of those that wait.
     pub fn dropped(&self) -> u64 {
         self.dropped.get()
     }
@@ -101,7 +101,7 @@ impl Garbage {
         self.queue.borrow().values().flat_map(|batch| &batch.names).copied().collect()
     }
 
-    /// Deletes nothing any more.
+    /// Ends the deletions.
     pub fn stop(&self) {
         self.is_stopped.set(true);
     }
@@ -133,7 +133,7 @@ impl Garbage {
             let before = batch.names.len();
             batch.names.extend(names.by_ref().take(MAX_BATCH - before));
             self.waiting.set(self.waiting.get() + batch.names.len() - before);
-            // A grace after the last one.
+            // A grace after its last object was added.
             self.open.set(Some(self.insert(&mut queue, now + self.grace, batch)));
         }
         drop(queue);
@@ -167,7 +167,7 @@ impl Garbage {
         if self.open.get() == Some(due) {
             self.open.set(None);
         }
-        // It stays in the queue until then: a search for garbage passes it over.
+        // The batch stays in the queue during the request, so that a search for garbage skips its objects.
         let outcome = self.store.delete_batch(&keys).await;
         let batch = self.queue.borrow_mut().remove(&due);
         match (outcome, batch) {
@@ -196,7 +196,7 @@ mod tests {
     use object_store::testing::{Bucket, Faults, client};
 
     #[test]
-    fn what_does_not_wait_is_counted() {
+    fn objects_over_the_limit_are_counted() {
         let run = || async {
             let _bucket = Bucket::start(Faults::default());
             let (store, names) = (client(object_store::Limits::default()), Names::new("db1").unwrap());

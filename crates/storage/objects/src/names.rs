@@ -6,7 +6,7 @@
 
 use block::{Error, Result};
 
-/// Longest prefix, in bytes: what is left of a key's 1024 bytes is much more than a name.
+/// Longest prefix, in bytes: a key has 1024 bytes, of which a name below the prefix needs about 80.
 const MAX_PREFIX: usize = 512;
 
 /// End of the key of a base that isn't the first one of its epoch.
@@ -133,7 +133,7 @@ impl Names {
             }
             _ => return None,
         };
-        // Other ways to write the same numbers are keys of other programs.
+        // A key with the same numbers in another form is that of another program.
         (self.key(name) == key).then_some(name)
     }
 }

@@ -491,10 +491,7 @@ impl Drive {
             return Err(self.refusal(at.zone, zone, ZoneStatus::Offline, length, None));
         }
         if end > zone.machine.write_pointer {
-            return Err(Error::invalid(format!(
-                "read of {length} bytes at {at}: no data was appended from byte {} on",
-                zone.machine.write_pointer
-            )));
+            return Err(zones::errors::exceeds_write_pointer(at, buffer.len(), zone.machine.write_pointer));
         }
         let deadline = self.schedule_read(at, zone, length);
         let key = self.is_encrypted().then_some(zone.key);

@@ -1,13 +1,15 @@
 //! Reads of data that only the origin has, through the read cache.
 //!
 //! Steps of a read:
-//! 1. It is divided into pieces: chunks of the cache, fetches in flight, missing chunks, the rest.
-//! 2. Missing chunks are fetched together. Of a sequential read also those that follow.
-//! 3. A chunk of the cache is verified. A wrong or failed one is read from the origin.
+//! 1. It is divided into pieces: chunks of the cache, fetches in flight, missing chunks, and bytes that the
+//!    cache doesn't admit.
+//! 2. Missing chunks are fetched together. A sequential read also fetches chunks ahead of it.
+//! 3. A chunk of the cache is verified. If its bytes are wrong, or can't be read, the origin is read.
 //! 4. The fetched bytes complete the reads that wait for them, and are written to the fast device. A chunk
-//!    enters the index after that, if its zone still has the generation.
+//!    enters the index after that, if its zone still has the same generation.
 //!
-//! A failure of the fast device costs a read of the origin, and nothing else.
+//! A failure of the fast device costs a read of the origin, and nothing else. `read_cache` decides; this
+//! module does the I/O.
 
 use crate::core::Core;
 use crate::format::Zone;
@@ -17,8 +19,8 @@ use std::rc::Rc;
 use zones::record::keyed_sum;
 
 impl Core {
-    /// Reads data that isn't in the log.
-    pub async fn read_below(self: &Rc<Self>, at: ZoneAddress, buffer: Buffer) -> ReadOutcome {
+    /// Reads data that isn't in the log, from the read cache or from the origin.
+    pub async fn read_through_cache(self: &Rc<Self>, at: ZoneAddress, buffer: Buffer) -> ReadOutcome {
         if self.read_cache.region().is_none() || self.health.is_closing() {
             return self.read_origin(at, buffer).await;
         }
@@ -63,14 +65,14 @@ impl Core {
                 }
                 // A repetition wouldn't reach the origin either.
                 Err(error @ Error::Closed(_)) => (Err(error), buffer),
-                Err(error) if is_away(&error) && !fetch.is_ahead => (Err(error), buffer),
-                // The error may be one of bytes that this read doesn't want.
+                Err(error) if is_unreachable(&error) && !fetch.is_ahead => (Err(error), buffer),
+                // The error may concern bytes of the fetch outside of this read.
                 Err(_) => self.read_origin(at, buffer).await,
             },
         }
     }
 
-    /// Reads a part of a cached chunk; from the origin if the fast device doesn't have its bytes.
+    /// Reads a part of a cached chunk; from the origin if the fast device fails or has other bytes.
     async fn read_slot(self: &Rc<Self>, at: ZoneAddress, part: Part, buffer: Buffer) -> ReadOutcome {
         let mut reading = Reading { core: self, part, is_good: true };
         let (outcome, mut buffer) = self.read_units(&reading.part, buffer).await;
@@ -127,7 +129,7 @@ impl Core {
         }
     }
 
-    /// Fetches ahead of a sequential read what neither the cache nor the log has.
+    /// Fetches chunks ahead of a sequential read that neither the cache nor the log has.
     fn read_ahead(self: &Rc<Self>, zone: ZoneEnd, ahead: Ahead) {
         let is_held =
             |at, length| self.index.borrow().pieces(at, length).iter().all(|piece| piece.address.is_some());
@@ -151,7 +153,7 @@ impl Core {
         self.read_cache.end_fetch(&fetch);
     }
 
-    /// Whether the zone of a fetch still has its generation. Until then the origin has it as well.
+    /// Whether the zone of a fetch still has its generation; as long as it has, so has the origin.
     fn is_current(&self, fetch: &Fetch) -> bool {
         self.local.borrow().zone(fetch.at.zone).generation == fetch.generation
     }
@@ -192,9 +194,9 @@ impl Core {
         match written {
             Err(error) => {
                 tracing::warn!(
-                    "the read cache of a write cache of zones, slot {slot}: {error}; it isn't used again"
+                    "the read cache of a write cache of zones, slot {slot}: {error}; it isn't used until the next open"
                 );
-                self.read_cache.retire_slot(slot);
+                self.read_cache.retire_slot();
                 false
             }
             Ok(()) if self.is_current(fetch) => {
@@ -209,12 +211,12 @@ impl Core {
     }
 }
 
-/// Whether an error says that the origin doesn't answer at all.
-fn is_away(error: &Error) -> bool {
+/// Whether this is an error of an origin that doesn't answer.
+fn is_unreachable(error: &Error) -> bool {
     matches!(error, Error::Disconnected(_) | Error::TimedOut(_))
 }
 
-/// Checksums of the units of a chunk, or of some of them from its start on.
+/// Checksums of consecutive units of a chunk.
 fn sums(key: u64, unit: u64, bytes: &[u8]) -> Sums {
     let mut sums = Sums::default();
     for (sum, unit) in sums.iter_mut().zip(bytes.chunks(unit as usize)) {

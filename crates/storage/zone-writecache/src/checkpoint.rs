@@ -7,7 +7,7 @@ use crate::table::ZoneTable;
 use block::{Buffer, Device, Durability, Result};
 use zones::record::Identity;
 
-/// Limit of the bytes of pages that are encoded or read at a time.
+/// Bytes of pages that are written or read with one request.
 const STEP: u64 = 1 << 20;
 
 /// Writes the pages of a table into the slot of this checkpoint, and flushes the fast device.
@@ -64,7 +64,8 @@ pub async fn read(fast: &dyn Device, layout: &Layout, superblock: &Superblock) -
     match zones.len() == superblock.zones as usize {
         true => Ok(zones),
         false => Err(block::Error::corrupt(format!(
-            "checkpoint of the write cache of zones with {} zones; expected {}",
+            "checkpoint of the write cache of zones with {} zones; expected {}; restore the fast device, or give an empty one with \
+             new_fast=true",
             zones.len(),
             superblock.zones
         ))),

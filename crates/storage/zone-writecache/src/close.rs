@@ -1,4 +1,4 @@
-//! The close of a cache: it ends within limits of time, whatever the origin does.
+//! The close of a cache, which ends within a time limit whatever the origin does.
 
 use crate::checkpoint;
 use crate::core::Core;
@@ -10,22 +10,22 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Time without progress of the origin after which a close doesn't wait for uploads any more.
-const DRAIN_STALL: Duration = Duration::from_secs(60);
+/// Time without progress of the origin after which a close ends its wait for uploads.
+const MAX_STALL: Duration = Duration::from_secs(60);
 
 impl Core {
-    /// Ends all tasks, and records a clean stop in the superblock. What isn't at the origin stays on the fast
-    /// device.
+    /// Ends all tasks, and records a clean stop in the superblock. Operations that the origin lacks stay on
+    /// the fast device; after the message `flush_on_suspend` they are uploaded first.
     ///
     /// # Errors
-    /// Errors of the fast device; those of the origin if everything is uploaded before a close.
+    /// Errors of the fast device; errors of the origin after `flush_on_suspend`.
     pub async fn close(self: Rc<Self>) -> Result<()> {
         let drained = match self.demand.on_close.get() {
-            true => self.drain_while_it_moves().await,
+            true => self.drain_while_it_progresses().await,
             false => Ok(()),
         };
         if drained.is_err() {
-            // An origin that is closed cleanly would seem to have everything.
+            // So that the stack doesn't close the origin cleanly: it would seem to have everything.
             self.is_stalled.store(true, Ordering::Release);
         }
         self.health.set_closing();
@@ -33,40 +33,40 @@ impl Core {
         // Open handles don't delay a close: a client may keep one forever.
         self.tasks.ended().await;
         self.end_log().await?;
-        self.tell_end();
+        self.report_close();
         drained
     }
 
-    /// Logs for operators what was uploaded, and what stays on the fast device.
-    fn tell_end(&self) {
+    /// Logs the number of uploaded bytes, and the operations that stay on the fast device.
+    fn report_close(&self) {
         let (uploaded, unsent) = (self.counters.uploaded_bytes.get(), Unsent::of(&self.pending.borrow()));
         let next = match self.health.check_conflict() {
-            _ if unsent.is_nothing() => "",
+            _ if unsent.is_empty() => "",
             Ok(()) => "; the next start uploads it",
-            Err(_) => "; the origin takes no more of it",
+            Err(_) => "; it can't be uploaded any more",
         };
         let text = format!(
             "the write cache of zones is closed: {uploaded} bytes were uploaded; only on the fast device: {unsent}{next}"
         );
-        match unsent.is_nothing() {
+        match unsent.is_empty() {
             true => tracing::info!("{text}"),
             false => tracing::warn!("{text}"),
         }
     }
 
-    /// Drains, unless the origin doesn't take anything for some time.
-    async fn drain_while_it_moves(&self) -> Result<()> {
+    /// Drains, until nothing has become durable at the origin for [`MAX_STALL`].
+    async fn drain_while_it_progresses(&self) -> Result<()> {
         let mut drain = pin!(self.drain());
         loop {
             let before = self.superblock.get().tail;
-            match runtime::timeout(DRAIN_STALL, drain.as_mut()).await {
+            match runtime::timeout(MAX_STALL, drain.as_mut()).await {
                 Ok(outcome) => return outcome,
                 Err(_elapsed) if self.superblock.get().tail != before => {}
                 Err(_elapsed) => {
                     return Err(Error::timed_out(format!(
                         "uploading to the origin before the close: nothing became durable there for {} s; the rest stays on \
                          the fast device",
-                        DRAIN_STALL.as_secs()
+                        MAX_STALL.as_secs()
                     )));
                 }
             }

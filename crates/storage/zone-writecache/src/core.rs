@@ -1,29 +1,36 @@
 //! State of a write cache of zones on its home shard, and the calls of its users.
 //!
 //! Steps of an append:
-//! 1. It waits while the lag is at its limit, or while too many bytes wait for the fast device.
-//! 2. It reserves its offset in the local table and joins the queue. From here on its order is fixed.
-//! 3. The writer forms a record of the queue and writes it to the fast device.
+//! 1. It waits while the lag is at its limit, or while too many bytes wait for the fast device
+//!    ([`Core::append`]).
+//! 2. It reserves its offset in the local table and joins the `queue`. From here on its order is fixed.
+//! 3. The `writer` forms a record of the queue and writes it to the fast device.
 //! 4. The operations of the record enter the index and the pending list, and the calls complete.
-//! 5. A flush waits until a flush of the fast device covers the record.
-//! 6. The uploader applies the pending operations at the origin, in order, and moves the tail.
+//! 5. A flush waits until a flush of the fast device covers the record ([`Core::flush`]).
+//! 6. The uploader (`upload`) applies the pending operations at the origin, in order, and moves the tail.
+//!
+//! Steps of a read ([`Core::read`]):
+//! 1. The index divides the range into pieces in the log and others.
+//! 2. Pieces in the log are read from the fast device, while the writer doesn't overwrite them.
+//! 3. The others are read through the read cache (`cached_reads`), or from the origin.
 
 use crate::counters::{Counters, count};
 use crate::format::{Action, Entry, Position, Superblock};
 use crate::index::{Index, Piece};
 use crate::layout::Layout;
 use crate::pending::{MAX_CHANGES, MAX_PENDING, PendingList};
+use crate::queue::Queue;
 use crate::read_cache::ReadCache;
 use crate::readers::Readers;
 use crate::settings::{Ack, MaxLag};
-use crate::standing::Standing;
 use crate::table::ZoneTable;
+use crate::upload_progress::UploadProgress;
 use crate::waiting::{WaitingAppend, WaitingAppends};
 use block::{
     Buffer, Data, Device, Error, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry, ZoneIndex,
     ZoneReport, ZoneState, Zones,
 };
-use runtime::sync::{Notify, OneshotSender, oneshot};
+use runtime::sync::{Notify, oneshot};
 use runtime::{Instant, TaskGroup};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -31,27 +38,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
+use zones::errors;
 use zones::record::keyed_sum;
 
 /// Limit of the bytes of appends that wait for the fast device, and of the record in flight.
 const QUEUE_BYTES: u64 = 8 << 20;
-
-/// An operation that waits for the fast device.
-pub struct Queued {
-    /// The operation.
-    pub entry: Entry,
-    /// Data of an append.
-    pub payload: Payload,
-    /// Completes the call.
-    pub done: OneshotSender<Result<()>>,
-}
 
 /// Positions of the log.
 #[derive(Debug, Default)]
 pub struct Log {
     /// Address and number of the next record.
     pub head: Cell<Position>,
-    /// Number of the last record that was written; all before it were, too.
+    /// Number of the last record that was written; all earlier ones were written as well.
     pub completed: Cell<u64>,
     /// Number of a record up to which all records are durable.
     pub durable: Cell<u64>,
@@ -90,9 +88,10 @@ impl Log {
     }
 }
 
-/// State of the part that outlasts a call.
+/// Failures that end changes, and the begin of a close.
 #[derive(Debug, Default)]
 pub struct Health {
+    /// Error of the fast device.
     failed: RefCell<Option<Error>>,
     /// Error of the last attempt at the origin; `None` after a success.
     pub origin_error: RefCell<Option<Error>>,
@@ -177,15 +176,7 @@ pub struct Core {
     pub(crate) cut: RefCell<ZoneTable>,
     pub(crate) superblock: Cell<Superblock>,
     pub(crate) log: Log,
-    pub(crate) queue: RefCell<VecDeque<Queued>>,
-    /// Bytes of the queue and of the record in flight.
-    pub(crate) queued_bytes: Cell<u64>,
-    /// Number of operations that were queued since the cache was opened.
-    pub(crate) submitted: Cell<u64>,
-    /// Number of these operations that completed.
-    pub(crate) written: Cell<u64>,
-    /// Wakes the writer.
-    pub(crate) arrived: Notify,
+    pub(crate) queue: Queue,
     pub(crate) pending: RefCell<PendingList>,
     pub(crate) index: RefCell<Index>,
     pub(crate) readers: Readers,
@@ -193,13 +184,13 @@ pub struct Core {
     /// Progress of the uploader or the writer, for calls that wait for space.
     pub(crate) progress: Notify,
     pub(crate) waiting: WaitingAppends,
-    /// Flushes that wait until the origin has what was before them.
+    /// Number of flushes that wait until everything before them is durable at the origin.
     pub(crate) waiting_flushes: Cell<usize>,
     /// Wall-clock time at which the cache was opened.
     pub(crate) opened: Duration,
     pub(crate) demand: Demand,
     pub(crate) health: Health,
-    pub(crate) standing: Standing,
+    pub(crate) upload_progress: UploadProgress,
     pub(crate) counters: Counters,
     /// Whether a request to the origin was still in flight at the end of a close.
     pub(crate) is_stalled: Arc<AtomicBool>,
@@ -219,20 +210,20 @@ impl Core {
 
     /// Number of operations that the origin lacks.
     fn operations(&self) -> usize {
-        self.pending.borrow().len() + self.queue.borrow().len()
+        self.pending.borrow().len() + self.queue.len()
     }
 
-    /// Whether an append of this length has to wait.
-    fn is_at_bound(&self, length: u64) -> bool {
+    /// Whether an append of this length has to wait: for the fast device, or at the limit of the lag.
+    fn must_wait(&self, length: u64) -> bool {
         let pending = self.pending.borrow().bytes();
-        let queued = self.queued_bytes.get();
+        let queued = self.queue.bytes();
         queued > 0 && queued + length > QUEUE_BYTES
             || pending + queued > 0 && pending + queued + length > self.max_lag.bytes
             || self.operations() >= MAX_PENDING
             || pending > 0 && self.age() >= self.max_lag.age
     }
 
-    /// Waits until the lag permits an append, and no append waits that came before it.
+    /// Waits until the lag permits an append, and no earlier append waits.
     async fn admit(&self, zone: ZoneIndex, length: u64) -> Result<()> {
         let mut waiting: Option<WaitingAppend<'_>> = None;
         loop {
@@ -242,44 +233,36 @@ impl Core {
                 Some(waiting) => waiting.is_first(),
                 None => self.waiting.len() == 0,
             };
-            if is_first && !self.is_at_bound(length) {
+            if is_first && !self.must_wait(length) {
                 return Ok(());
             }
             if waiting.is_none() {
                 count(&self.counters.waits, 1);
-                waiting = Some(self.waiting.enter(zone, &self.progress));
+                waiting = Some(self.waiting.add(zone, &self.progress));
             }
             self.demand.changed.notify_all();
             self.progress.notified().await;
         }
     }
 
-    /// Puts an operation into the queue.
-    fn enqueue(&self, entry: Entry, payload: Payload, done: OneshotSender<Result<()>>) {
-        self.queued_bytes.set(self.queued_bytes.get() + entry.length());
-        self.submitted.set(self.submitted.get() + 1);
-        self.queue.borrow_mut().push_back(Queued { entry, payload, done });
-        self.arrived.notify_one();
-    }
-
     /// Puts an operation into the queue, and waits until it is written to the fast device.
     async fn submit(&self, entry: Entry, payload: Payload) -> Result<()> {
         let (done, mut completed) = oneshot();
-        self.enqueue(entry, payload, done);
+        self.queue.push(entry, payload, done);
         completed
             .receive()
             .await
             .unwrap_or_else(|| Err(Error::cancelled("the write cache of zones has ended")))
     }
 
-    /// Puts into the log, before all operations of users, that begun zones are interrupted, or that open ones
-    /// are closed after a clean stop. So replays agree, and the uploader closes the zones that the pending
-    /// operations of earlier starts open at the origin. Nothing waits for it: users see its effect already,
-    /// and no operation is in the log before it.
+    /// Queues the first operation of an epoch: begun zones are interrupted, or open ones are closed after a
+    /// clean stop. So replays agree, and the uploader closes the zones that the pending operations of earlier
+    /// epochs open at the origin. No call waits for it: the local table has its effect already, and it is in
+    /// the log before all operations of users.
     pub fn note_start(&self, is_unclean: bool) {
         let action = if is_unclean { Action::Unclean } else { Action::Clean };
         let (done, _) = oneshot();
-        self.enqueue(Entry::of(action, ZoneIndex(0), 0), Payload::new(), done);
+        self.queue.push(Entry::of(action, ZoneIndex(0), 0), Payload::new(), done);
     }
 
     /// Appends, at byte `wanted` if that is given.
@@ -315,8 +298,8 @@ impl Core {
         }
     }
 
-    /// Waits until the appends to a zone that came before are in the queue.
-    async fn after_appends(&self, zone: ZoneIndex) -> Result<()> {
+    /// Waits until the earlier appends to a zone are in the queue.
+    async fn wait_for_earlier_appends(&self, zone: ZoneIndex) -> Result<()> {
         self.check_zone(zone)?;
         let ticket = self.waiting.ticket();
         while self.waiting.has_before(zone, ticket) {
@@ -368,17 +351,17 @@ impl Core {
     /// # Errors
     /// Errors of [`Zones::finish`], and of the fast device.
     pub async fn finish_zone(&self, zone: ZoneIndex) -> Result<()> {
-        self.after_appends(zone).await?;
+        self.wait_for_earlier_appends(zone).await?;
         self.change(zone, Action::Finish, |table| table.finish(zone)).await?;
-        // Also for a zone that is full already: the finish that another call submitted may not be durable.
-        self.written().await?;
+        // Also for a zone that is full already: the finish of another call may not be durable yet.
+        self.wait_until_written().await?;
         self.flush().await
     }
 
     /// Waits until the operations that are queued now are written.
-    async fn written(&self) -> Result<()> {
-        let target = self.submitted.get();
-        while self.written.get() < target {
+    async fn wait_until_written(&self) -> Result<()> {
+        let target = self.queue.pushed();
+        while !self.queue.has_completed(target) {
             self.health.check_device()?;
             self.progress.notified().await;
         }
@@ -390,7 +373,7 @@ impl Core {
     /// # Errors
     /// Errors of [`Zones::reset`], and of the fast device.
     pub async fn reset_zone(&self, zone: ZoneIndex) -> Result<u64> {
-        self.after_appends(zone).await?;
+        self.wait_for_earlier_appends(zone).await?;
         let mut generation = 0;
         self.change(zone, Action::Reset, |table| {
             let before = table.zone(zone);
@@ -403,25 +386,25 @@ impl Core {
         Ok(generation)
     }
 
-    /// Makes everything durable that completed before this call: on the fast device, and by the key `ack` at
-    /// the origin as well.
+    /// Makes everything durable that completed before this call: on the fast device, and with `ack =
+    /// "origin"` at the origin as well.
     ///
     /// # Errors
-    /// Errors of the fast device; the error that ended the uploads, since what is durable there will never be
-    /// at the origin.
+    /// Errors of the fast device; the error that ended the uploads, after which the origin never gets what is
+    /// durable on the fast device.
     pub async fn flush(&self) -> Result<()> {
         let record = self.flush_fast().await?;
         match self.ack {
             Ack::Fast => Ok(()),
-            Ack::Origin => self.uploaded(record).await,
+            Ack::Origin => self.wait_until_uploaded(record).await,
         }
     }
 
-    /// Makes everything durable on the fast device that completed before this call. Returns the number of the
-    /// last record of that.
+    /// Makes everything durable on the fast device that completed before this call. Returns the number of its
+    /// last record.
     ///
     /// # Errors
-    /// As those of [`flush`](Self::flush).
+    /// As [`flush`](Self::flush).
     pub async fn flush_fast(&self) -> Result<u64> {
         self.health.check_conflict()?;
         self.log.end_epoch();
@@ -431,12 +414,12 @@ impl Core {
         self.health.check_conflict().map(|()| record)
     }
 
-    /// Waits until the records up to this one are durable at the origin, which the uploader begins at once.
-    /// One upload serves all calls that wait when it begins. Errors of the origin are waited out.
+    /// Waits until the records up to this one are durable at the origin; the uploader begins at once. One
+    /// upload serves all calls that wait when it begins. Errors of the origin don't end the wait.
     ///
     /// # Errors
     /// Errors of the fast device; the error that ended the uploads; [`Error::Closed`] at a close.
-    async fn uploaded(&self, record: u64) -> Result<()> {
+    async fn wait_until_uploaded(&self, record: u64) -> Result<()> {
         self.waiting_flushes.set(self.waiting_flushes.get() + 1);
         self.demand.target.set(self.demand.target.get().max(record));
         self.demand.changed.notify_all();
@@ -458,8 +441,7 @@ impl Core {
         self.pending.borrow().oldest().is_none_or(|oldest| oldest.record > record)
     }
 
-    /// Makes the records up to this one durable. One flush of the fast device serves all calls that came
-    /// before it.
+    /// Makes the records up to this one durable. One flush of the fast device serves all earlier calls.
     ///
     /// # Errors
     /// Errors of the fast device.
@@ -500,7 +482,7 @@ impl Core {
     /// Wakes everything that waits.
     pub fn wake_all(&self) {
         self.progress.notify_all();
-        self.arrived.notify_all();
+        self.queue.wake();
         self.demand.changed.notify_all();
         self.demand.urgent.notify_all();
         self.log.flushed.notify_all();
@@ -528,7 +510,7 @@ impl Core {
         }
     }
 
-    /// Reads, from the log where it has the data, and from the origin.
+    /// Reads bytes of a zone: from the log where it has them, and otherwise through the read cache.
     pub async fn read(self: &Rc<Self>, at: ZoneAddress, mut buffer: Buffer) -> ReadOutcome {
         buffer.clear();
         let length = buffer.len();
@@ -539,7 +521,7 @@ impl Core {
         if let [only] = pieces.as_slice()
             && only.address.is_none()
         {
-            return self.read_below(at, buffer).await;
+            return self.read_through_cache(at, buffer).await;
         }
         match self.read_pieces(at, &pieces).await {
             Ok(parts) => {
@@ -550,12 +532,12 @@ impl Core {
         }
     }
 
-    /// Reads the pieces of a range from `at` on, in two passes: the writer waits for the first one, which
-    /// reads the log, and must not wait for the origin.
+    /// Reads the pieces of a range that begins at `at`, in two passes. The first one reads the log, and the
+    /// writer waits for it before it overwrites these bytes; so only the second one waits for the origin.
     async fn read_pieces(self: &Rc<Self>, at: ZoneAddress, pieces: &[Piece]) -> Result<Vec<Data>> {
         let mut of_log = VecDeque::new();
         let oldest = pieces.iter().filter_map(|piece| piece.address).min();
-        let reader = oldest.map(|address| self.readers.enter(address));
+        let reader = oldest.map(|address| self.readers.begin(address));
         for Piece { length, address } in pieces {
             if let Some(address) = address {
                 of_log.push_back(self.read_log(*address, *length).await?);
@@ -569,7 +551,8 @@ impl Core {
                 Some(_) => parts.extend(of_log.pop_front()),
                 None => {
                     let place = ZoneAddress::new(at.zone.0, offset);
-                    let (outcome, buffer) = self.read_below(place, Buffer::new(*length as usize)).await;
+                    let (outcome, buffer) =
+                        self.read_through_cache(place, Buffer::new(*length as usize)).await;
                     outcome?;
                     parts.push(buffer.freeze());
                 }
@@ -587,15 +570,11 @@ impl Core {
         }
         match at.offset.0 + length as u64 <= zone.write_pointer {
             true => Ok(()),
-            false => Err(Error::invalid(format!(
-                "read of {length} bytes at {at}: no data was appended from byte {} on",
-                zone.write_pointer
-            ))),
+            false => Err(errors::exceeds_write_pointer(at, length, zone.write_pointer)),
         }
     }
 
-    /// Reads from the origin, as long as the cache isn't being closed: an origin that never answers must not
-    /// delay the close for ever.
+    /// Reads from the origin. A close ends the wait: an origin that never answers must not delay it.
     pub async fn read_origin(&self, at: ZoneAddress, buffer: Buffer) -> ReadOutcome {
         count(&self.counters.origin_reads, 1);
         let (origin, length) = (self.origin.clone(), buffer.len());
@@ -606,7 +585,7 @@ impl Core {
         })
     }
 
-    /// Reads bytes of the log. The caller has entered [`Core::readers`], or the bytes are pending.
+    /// Reads bytes of the log. The caller has begun a read of [`Core::readers`], or the bytes are pending.
     ///
     /// # Errors
     /// Errors of the fast device.
@@ -616,7 +595,8 @@ impl Core {
         let start = address / block * block;
         let skipped = address - start;
         let whole = (skipped + length).next_multiple_of(block);
-        let (outcome, buffer) = self.fast.read(self.layout.place(start), Buffer::new(whole as usize)).await;
+        let (outcome, buffer) =
+            self.fast.read(self.layout.log_block(start), Buffer::new(whole as usize)).await;
         outcome.map_err(|error| error.in_context("reading the log of the write cache of zones"))?;
         Ok(buffer.freeze().slice(skipped as usize..(skipped + length) as usize))
     }

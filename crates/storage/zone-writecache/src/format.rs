@@ -30,7 +30,7 @@ pub const PAGE: usize = 4096;
 /// Zones of a page of a checkpoint.
 pub const ZONES_OF_PAGE: usize = (PAGE - size_of::<RawPage>()) / size_of::<RawZone>();
 const CLEAN: u32 = 1;
-/// Bytes of a superblock without a meaning: zeros.
+/// Reserved bytes of a superblock: zeros.
 const RESERVED: usize = 284;
 const FORMAT: Format = Format { magic: SUPERBLOCK_MAGIC, version: VERSION };
 /// Limit of numbers that only grow: larger ones are damage.
@@ -59,20 +59,20 @@ pub struct Position {
 }
 
 /// Longest name of a writer, in bytes.
-const NAME: usize = 64;
+const MAX_NAME: usize = 64;
 
-/// Name of a writer for operators, cut after 64 bytes.
+/// Name of a writer for operators, truncated to [`MAX_NAME`] bytes of whole characters.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct WriterName([u8; NAME]);
+pub struct WriterName([u8; MAX_NAME]);
 
 impl WriterName {
     /// Name without bytes.
-    pub const EMPTY: WriterName = WriterName([0; NAME]);
+    pub const EMPTY: WriterName = WriterName([0; MAX_NAME]);
 
-    /// Keeps the start of a name.
+    /// Truncates a name.
     pub fn new(name: &str) -> Self {
-        let mut bytes = [0; NAME];
-        let end = (0..=name.len().min(NAME)).rev().find(|end| name.is_char_boundary(*end)).unwrap_or(0);
+        let mut bytes = [0; MAX_NAME];
+        let end = (0..=name.len().min(MAX_NAME)).rev().find(|end| name.is_char_boundary(*end)).unwrap_or(0);
         bytes[..end].copy_from_slice(&name.as_bytes()[..end]);
         WriterName(bytes)
     }
@@ -86,7 +86,7 @@ impl std::fmt::Debug for WriterName {
 
 impl std::fmt::Display for WriterName {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let end = self.0.iter().position(|byte| *byte == 0).unwrap_or(NAME);
+        let end = self.0.iter().position(|byte| *byte == 0).unwrap_or(MAX_NAME);
         write!(formatter, "{}", String::from_utf8_lossy(&self.0[..end]).escape_debug())
     }
 }
@@ -169,7 +169,7 @@ struct RawSuperblock {
     durable: U64,
     claims: U64,
     claim: U64,
-    writer: [u8; NAME],
+    writer: [u8; MAX_NAME],
     reserved: [u8; RESERVED],
     checksum: U32,
 }
@@ -387,6 +387,11 @@ impl Header {
         header_bytes(self.entries.len(), block_size)
     }
 
+    /// Address of the data of the first append.
+    pub fn data_address(&self, block_size: u64) -> u64 {
+        self.address + self.bytes(block_size)
+    }
+
     /// Bytes of the record on the device: header, data of the appends one after another, padding.
     pub fn record_bytes(&self, block_size: u64) -> u64 {
         let data: u64 = self.entries.iter().map(Entry::length).sum();
@@ -567,8 +572,9 @@ pub fn append_page(identity: &Identity, checkpoint: u64, page: u32, zones: &[Zon
 pub fn decode_page(bytes: &[u8], identity: &Identity, checkpoint: u64, page: u32) -> Result<Vec<Zone>> {
     let wrong = || {
         Error::corrupt(format!(
-            "write cache of zones: page {page} of checkpoint {checkpoint} is damaged: the cache can't be opened; its origin \
-             alone has an earlier state"
+            "write cache of zones: page {page} of checkpoint {checkpoint} on the fast device is damaged; expected a page of \
+             this cache; restore the device, or give an empty one with new_fast=true, which continues with the older state \
+             of the origin"
         ))
     };
     let (raw, rest) = RawPage::ref_from_prefix(bytes).map_err(|_| wrong())?;
@@ -601,7 +607,7 @@ mod tests {
     const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([3; 16]), key: 4 };
 
     #[test]
-    fn names_of_writers_are_cut_between_characters() {
+    fn names_of_writers_are_truncated_between_characters() {
         assert_eq!(WriterName::new("host, process 12").to_string(), "host, process 12");
         let long = "ü".repeat(50);
         assert_eq!(WriterName::new(&long).to_string(), "ü".repeat(32));

@@ -1,6 +1,7 @@
 //! Location in the log of the data of zones: everything that isn't at the origin, and uploaded data that
 //! hasn't been overwritten in the ring.
 
+use crate::format::{Action, Entry};
 use block::{ZoneAddress, ZoneIndex};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -32,8 +33,17 @@ pub struct Index {
 }
 
 impl Index {
+    /// Applies an operation of the log, whose data is at address `data`.
+    pub fn apply(&mut self, entry: &Entry, data: u64) {
+        match entry.action {
+            Action::Append => self.insert(ZoneAddress::new(entry.zone.0, entry.offset), entry.length(), data),
+            Action::Reset => self.forget_zone(entry.zone),
+            _ => {}
+        }
+    }
+
     /// Adds appended data; its address in the log is after those of all others.
-    pub fn insert(&mut self, at: ZoneAddress, length: u64, address: u64) {
+    fn insert(&mut self, at: ZoneAddress, length: u64, address: u64) {
         self.extents.insert(at, Extent { length, address });
         self.by_age.push_back((address, at));
     }
@@ -60,7 +70,7 @@ impl Index {
     }
 
     /// Removes the extents of a zone, which was reset.
-    pub fn forget_zone(&mut self, zone: ZoneIndex) {
+    fn forget_zone(&mut self, zone: ZoneIndex) {
         let whole = ZoneAddress::new(zone.0, 0)..=ZoneAddress::new(zone.0, u64::MAX);
         let starts: Vec<ZoneAddress> = self.extents.range(whole).map(|(at, _)| *at).collect();
         for at in starts {

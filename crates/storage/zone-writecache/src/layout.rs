@@ -15,7 +15,17 @@ pub const MAX_APPEND: u64 = 4 << 20;
 /// [`MAX_ZONES`] zones is a twelfth of it.
 const CHECKPOINT_DISTANCE: u64 = 64 << 20;
 /// Distance of the superblocks, in bytes, unless a block is larger.
-const SUPERBLOCK_DISTANCE: u64 = 4096;
+const MIN_SUPERBLOCK_DISTANCE: u64 = 4096;
+
+/// Distance of the two copies of the superblock, in bytes.
+pub fn superblock_distance(block_size: u64) -> u64 {
+    MIN_SUPERBLOCK_DISTANCE.max(block_size)
+}
+
+/// Alignment of the read cache, in bytes: devices read and write whole pages.
+fn read_cache_alignment(block_size: u64) -> u64 {
+    (PAGE as u64).max(block_size)
+}
 
 /// Layout of a fast device, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,15 +44,15 @@ pub struct Layout {
     read_cache: u64,
 }
 
-/// Sizes that follow from the devices and the limit of the lag.
+/// Sizes that follow from both devices and the limit of the lag.
 struct Sizes {
     block_size: u64,
     slot: u64,
     ring_start: u64,
     record_data: u64,
     /// Bytes from the start of the ring to the end of the device.
-    left: u64,
-    /// Least bytes of the ring.
+    available: u64,
+    /// Smallest permitted ring, in bytes.
     needed: u64,
 }
 
@@ -71,15 +81,14 @@ impl Sizes {
             )));
         }
         let block_size = device.block_size.bytes();
-        let distance = SUPERBLOCK_DISTANCE.max(block_size);
         let pages = u64::from(origin.zones).div_ceil(ZONES_OF_PAGE as u64);
         let slot = (pages * PAGE as u64).next_multiple_of(block_size);
-        let ring_start = 2 * distance + 2 * slot;
+        let ring_start = 2 * superblock_distance(block_size) + 2 * slot;
         // Small appends have a header each, so the log of a lag is up to twice as long as its data.
         let record_data = RECORD_DATA.min(max_lag / 4).max(max_append(origin));
         let needed = (2 * max_lag + 4 * record_bytes(block_size, record_data)).next_multiple_of(block_size);
-        let left = device.bytes().saturating_sub(ring_start) / block_size * block_size;
-        Ok(Sizes { block_size, slot, ring_start, record_data, left, needed })
+        let available = device.bytes().saturating_sub(ring_start) / block_size * block_size;
+        Ok(Sizes { block_size, slot, ring_start, record_data, available, needed })
     }
 
     fn too_small(&self, device: &DeviceGeometry, origin: &ZoneGeometry, read_cache: u64) -> Error {
@@ -99,11 +108,6 @@ impl Sizes {
         ))
     }
 
-    /// Unit of the place of the read cache: devices read and write pages.
-    fn page(&self) -> u64 {
-        (PAGE as u64).max(self.block_size)
-    }
-
     fn layout(&self, ring: u64, read_cache: u64) -> Layout {
         let Sizes { block_size, slot, ring_start, record_data, .. } = *self;
         Layout { block_size, slot, ring_start, ring, record_data, read_cache }
@@ -111,8 +115,9 @@ impl Sizes {
 }
 
 impl Layout {
-    /// Layout of a device that is formatted for an origin with this geometry. By default the read cache takes
-    /// half of what the ring doesn't need: the ring keeps recent data, and a larger max_lag needs its space.
+    /// Layout of a device that is formatted for an origin with this geometry. By default the read cache gets
+    /// half of the space that the ring doesn't need; the other half keeps recent data in the ring, and
+    /// permits a larger max_lag.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a device that is too small for this limit of the lag, with the sizes; for an
@@ -124,19 +129,20 @@ impl Layout {
         read_cache: Option<u64>,
     ) -> Result<Self> {
         let sizes = Sizes::new(device, origin, max_lag)?;
-        if sizes.left < sizes.needed {
+        if sizes.available < sizes.needed {
             return Err(sizes.too_small(device, origin, read_cache.unwrap_or(0)));
         }
-        let spare = sizes.left - sizes.needed;
+        let spare = sizes.available - sizes.needed;
         let wanted = read_cache.unwrap_or_else(|| match spare / 2 {
             half if half < *SIZES.start() => 0,
             half => half.min(*SIZES.end()),
         });
         if wanted == 0 {
-            return Ok(sizes.layout(sizes.left, 0));
+            return Ok(sizes.layout(sizes.available, 0));
         }
-        let end = sizes.ring_start + sizes.left;
-        let start = end.saturating_sub(wanted) / sizes.page() * sizes.page();
+        let end = sizes.ring_start + sizes.available;
+        let alignment = read_cache_alignment(sizes.block_size);
+        let start = end.saturating_sub(wanted) / alignment * alignment;
         if start < sizes.ring_start + sizes.needed {
             return Err(sizes.too_small(device, origin, wanted));
         }
@@ -144,7 +150,7 @@ impl Layout {
         Ok(sizes.layout(ring, end - start))
     }
 
-    /// Layout of a device that was formatted with a ring of this size: what is after the ring is for the read
+    /// Layout of a device that was formatted with a ring of this size. The space after the ring is the read
     /// cache, up to `read_cache` bytes. A device that is too small has a layout with a smaller ring.
     ///
     /// # Errors
@@ -158,11 +164,11 @@ impl Layout {
         read_cache: Option<u64>,
     ) -> Result<Self> {
         let sizes = Sizes::new(device, origin, max_lag)?;
-        if sizes.left < sizes.needed {
+        if sizes.available < sizes.needed {
             return Err(sizes.too_small(device, origin, 0));
         }
-        if ring > sizes.left {
-            return Ok(sizes.layout(sizes.left, 0));
+        if ring > sizes.available {
+            return Ok(sizes.layout(sizes.available, 0));
         }
         if ring < sizes.needed {
             return Err(Error::invalid(format!(
@@ -172,15 +178,14 @@ impl Layout {
                 format_size(sizes.needed)
             )));
         }
-        let start = (sizes.ring_start + ring).next_multiple_of(sizes.page());
-        let after = (sizes.ring_start + sizes.left).saturating_sub(start);
+        let start = (sizes.ring_start + ring).next_multiple_of(read_cache_alignment(sizes.block_size));
+        let after = (sizes.ring_start + sizes.available).saturating_sub(start);
         Ok(sizes.layout(ring, after.min(read_cache.unwrap_or(u64::MAX))))
     }
 
     /// Region of the read cache; `None` if there is none.
     pub fn read_cache(&self, origin: &ZoneGeometry) -> Option<Region> {
-        let page = (PAGE as u64).max(self.block_size);
-        let start = (self.ring_start + self.ring).next_multiple_of(page);
+        let start = (self.ring_start + self.ring).next_multiple_of(read_cache_alignment(self.block_size));
         Region::new(start, self.read_cache, self.block_size, origin.read_granularity, origin.zone_capacity)
     }
 
@@ -195,12 +200,12 @@ impl Layout {
 
     /// Block of copy `sequence % 2` of the superblock.
     pub fn superblock(&self, sequence: u64) -> BlockIndex {
-        self.block(sequence % 2 * SUPERBLOCK_DISTANCE.max(self.block_size))
+        self.block(sequence % 2 * superblock_distance(self.block_size))
     }
 
     /// Block at this byte of the slot of a checkpoint.
     pub fn checkpoint(&self, number: u64, byte: u64) -> BlockIndex {
-        let start = 2 * SUPERBLOCK_DISTANCE.max(self.block_size) + number % 2 * self.slot;
+        let start = 2 * superblock_distance(self.block_size) + number % 2 * self.slot;
         self.block(start + byte)
     }
 
@@ -210,21 +215,22 @@ impl Layout {
     }
 
     /// Block of an address of the log, which is a multiple of the block size.
-    pub fn place(&self, address: u64) -> BlockIndex {
+    pub fn log_block(&self, address: u64) -> BlockIndex {
         self.block(self.ring_start + address % self.ring)
     }
 
     /// Bytes from an address to the end of its lap.
-    pub fn left(&self, address: u64) -> u64 {
+    pub fn bytes_to_lap_end(&self, address: u64) -> u64 {
         self.ring - address % self.ring
     }
 
     /// Address of a record of this length: `head`, or the start of the next lap if the record doesn't fit
     /// before it. A record never wraps around.
     pub fn record_at(&self, head: u64, length: u64) -> u64 {
-        match length <= self.left(head) {
+        let left = self.bytes_to_lap_end(head);
+        match length <= left {
             true => head,
-            false => head + self.left(head),
+            false => head + left,
         }
     }
 }
@@ -265,9 +271,9 @@ mod tests {
             Layout::for_device(&device(64 << 20), &geometry(1000), 8 << 20, Some(0)).expect("large enough");
         assert!(layout.superblock(1) < layout.checkpoint(0, 0));
         assert_eq!(layout.checkpoint(0, layout.slot()), layout.checkpoint(1, 0));
-        assert_eq!(layout.checkpoint(1, layout.slot()), layout.place(0));
-        assert_eq!(layout.place(layout.ring), layout.place(0));
-        assert_eq!(layout.place(layout.ring - 512).0 + 1, (64 << 20) / 512);
+        assert_eq!(layout.checkpoint(1, layout.slot()), layout.log_block(0));
+        assert_eq!(layout.log_block(layout.ring), layout.log_block(0));
+        assert_eq!(layout.log_block(layout.ring - 512).0 + 1, (64 << 20) / 512);
         assert_eq!(layout.record_at(layout.ring - 512, 512), layout.ring - 512);
         assert_eq!(layout.record_at(layout.ring - 512, 1024), layout.ring);
     }

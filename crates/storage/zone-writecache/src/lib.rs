@@ -1,7 +1,8 @@
 //! `zone-writecache`: a write cache of zones. Appends go to a fast device and are uploaded to slow zones, in
 //! the order of their flushes.
 //!
-//! Promises: those of the Zones contract. Appends, finishes and resets are written to a log on the fast
+//! # Promises
+//! Those of the contract `Zones`. Appends, finishes and resets are written to a log on the fast
 //! device, many in one record. A flush returns once the log is durable there. **In order**: the origin alone,
 //! without the fast device, always has a state that a power cut of zones without a cache could have left. The
 //! lag of the origin, in bytes and in time, has a limit at which appends wait. An origin that fails, is full
@@ -9,9 +10,11 @@
 //! flushed is uploaded from the log. Data that isn't at the origin is read from the log; data that was
 //! uploaded is read from there until the ring needs its space.
 //!
+//! Reads of the origin are cached on the fast device as well, and sequential ones fetch ahead.
+//!
 //! An origin must be durable on flush and continue zones after an unclean stop
-//! ([`ZonesPart::can_rewind`](block::ZonesPart::can_rewind)). Left to other layers: a second copy of the data
-//! that only the fast device has (`mirror` below it), caching reads of the origin.
+//! ([`ZonesPart::can_rewind`](block::ZonesPart::can_rewind)). A second copy of the data that only the fast
+//! device has is left to a `mirror` below it.
 #![doc = include_str!("../DESIGN.md")]
 
 mod cached_reads;
@@ -19,23 +22,25 @@ mod checkpoint;
 mod close;
 mod core;
 mod counters;
-pub mod format;
+mod format;
 mod index;
 mod layout;
 mod message;
 mod opening;
 mod part;
 mod pending;
+mod queue;
 mod read_cache;
 mod readers;
 mod reconcile;
 mod recovery;
 mod sending;
 mod settings;
-mod standing;
 mod state;
+mod superblock;
 mod table;
 mod upload;
+mod upload_progress;
 mod waiting;
 mod writer;
 
@@ -76,13 +81,14 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "ack",
             ValueKind::Choice(&Ack::WORDS),
-            "when a flush, a finish and a reset return: fast, once all before is durable on the fast device; origin, at the origin",
+            "when a flush, a finish and a reset return: fast, once everything before is durable on the fast device; origin, once the \
+             origin has it as well",
         )
         .or("fast"),
         Key::optional(
             "take_over",
             ValueKind::Integer { min: 1, max: u64::MAX },
-            "claim of another writer of the origin, as the refusal names it: take over from it, and give up what only the fast device has",
+            "number of another writer's claim, as the refusal names it: claim the origin from that writer, and discard what only the fast device has",
         ),
         Key::time_limit("time limit of a request to the fast device; after it requests fail; 10ms to 24h", "120s"),
         stack::WARN_AT,

@@ -1,7 +1,7 @@
 //! Opening: the log is read, the origin's last writer is compared with the one that the fast device knows,
 //! and only then the origin is claimed.
 //!
-//! 1. The log is read. Nothing is written, here and at the origin.
+//! 1. The log is read. Nothing is written, neither on the fast device nor at the origin.
 //! 2. The origin's last claim must be one of this cache: its token has the cache's identity, and a number of
 //!    claims that the fast device has noted. Another writer's claim is refused ([`check_writer`]), unless
 //!    the operator names it.
@@ -14,8 +14,9 @@ use crate::core::Core;
 use crate::format::{Action, Superblock};
 use crate::layout::Layout;
 use crate::pending::PendingList;
-use crate::recovery::{self, Found, NewCache, Recovered};
+use crate::recovery::{self, NewCache, ReadLog, Recovered};
 use crate::settings::Options;
+use crate::superblock;
 use block::{Claim, ClaimToken, Device, Error, Result, ZoneGeometry, Zones, ZonesPart};
 use std::fmt;
 use std::rc::Rc;
@@ -35,7 +36,7 @@ pub async fn open(
     if options.format {
         return create(fast, origin, geometry, options, None).await;
     }
-    if options.new_fast && recovery::is_empty(fast).await? {
+    if options.new_fast && superblock::is_empty(fast).await? {
         let created = create(fast, origin, geometry, options, None).await?;
         tracing::warn!(
             "the write cache of zones begins with an empty fast device: users continue with the state that was durable at \
@@ -47,11 +48,11 @@ pub async fn open(
     let mut found = recovery::read(fast, geometry, options).await?;
     let last = origin.last_claim().await?;
     let unsent = Unsent::of(&found.pending);
-    if check_writer(last.as_ref(), &found.superblock, &unsent, options.take_over)? == LastWriter::TakenOver {
+    if check_writer(last.as_ref(), &found.superblock, &unsent, options.take_over)? == LastWriter::Named {
         let created = create(fast, origin, geometry, options, Some(&found.superblock)).await?;
         tracing::warn!(
-            "the write cache of zones has taken its origin over from another writer: users continue with that \
-             writer's state, and what only this fast device had is given up: {unsent}"
+            "the write cache of zones has claimed its origin from another writer, as take_over permits: users continue with that \
+             writer's state, and what only this fast device had is discarded: {unsent}"
         );
         return Ok(created);
     }
@@ -67,8 +68,8 @@ pub async fn open(
     Ok((found.begin(fast, &reports, claim.as_ref()).await?, zones))
 }
 
-/// Token of the next claim, whose number is noted on the fast device first.
-async fn token(found: &mut Found, fast: &dyn Device) -> Result<ClaimToken> {
+/// Token of the next claim, whose number is made durable on the fast device first.
+async fn token(found: &mut ReadLog, fast: &dyn Device) -> Result<ClaimToken> {
     let count = found.begin_claim(fast).await?;
     Ok(ClaimToken { owner: found.superblock.identity.uuid.into_bytes(), count })
 }
@@ -82,11 +83,11 @@ async fn create(
     options: &Options,
     former: Option<&Superblock>,
 ) -> Result<(Recovered, Rc<dyn Zones>)> {
-    // A device that doesn't fit leaves the origin's writer alone.
+    // A device that doesn't fit is refused before the claim, which would fence the origin's writer.
     Layout::for_device(fast.geometry(), geometry, options.max_lag.bytes, options.read_cache)?;
     let identity = Identity::draw();
-    // The device gets this identity afterwards: a crash between leaves it as it was, and the operator's words
-    // are needed again.
+    // The device gets this identity after the claim. A crash between them leaves the former cache, and the
+    // next start needs `take_over` or `new_fast` again.
     let claim = origin.claim(ClaimToken { owner: identity.uuid.into_bytes(), count: 1 }).await?;
     let zones = origin.open().await?;
     let reports = Core::origin_reports(&*zones).await?;
@@ -122,7 +123,7 @@ impl Unsent {
     }
 
     /// Whether everything was uploaded.
-    pub fn is_nothing(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.changes == 0
     }
 }
@@ -146,8 +147,9 @@ impl fmt::Display for Unsent {
 pub enum LastWriter {
     /// The last writer of the origin is this cache.
     Own,
-    /// Another writer is named by the operator: the cache begins again with that writer's state.
-    TakenOver,
+    /// The last claim is another writer's, and the operator has named it: the cache is created again over
+    /// that writer's state.
+    Named,
 }
 
 /// Compares the last claim of the origin with those that the fast device knows. `take_over` is the claim that
@@ -164,13 +166,13 @@ pub fn check_writer(
     let Some(last) = last else { return Ok(LastWriter::Own) };
     let is_ours = |token: &ClaimToken| token.owner == known.identity.uuid.into_bytes();
     let ours = last.token.filter(is_ours);
-    // A device of a version without claims, whose last writer had none either.
+    // A device of a version without claims, and an origin whose last writer had no token either.
     let is_older = known.claims == 0 && last.token.is_none();
     if is_older || ours.is_some_and(|token| token.count <= known.claims) {
         return Ok(LastWriter::Own);
     }
     if take_over == Some(last.number) {
-        return Ok(LastWriter::TakenOver);
+        return Ok(LastWriter::Named);
     }
     let now = runtime::wall_clock().as_millis() as u64;
     let ago = now.saturating_sub(last.time) / 1000;
@@ -180,14 +182,14 @@ pub fn check_writer(
         claim => format!("claim {claim} by \"{}\", which this fast device knows", known.writer),
     };
     let found = match ours {
-        // Its present one has changes that this one lacks.
+        // The current device has changes that this one lacks.
         Some(_) => "this is an older copy of the fast device: the origin was used with a later one, by",
         None => "the origin has another writer:",
     };
     Err(Error::busy(format!(
         "{found} \"{writer}\" with claim {number}, made {ago} s ago, after {known}; nothing was changed; only on this fast \
          device: {unsent}; use the origin there, or stop that writer, and open once with take_over={number} here, which \
-         gives up what only this fast device has"
+         discards what only this fast device has"
     )))
 }
 
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn own_claims_are_known_by_their_token_whatever_became_of_their_answers() {
+    fn own_claims_are_known_by_their_token_with_and_without_an_answer() {
         assert_eq!(outcome(None, None), Ok(LastWriter::Own), "an origin without claims");
         for (number, count) in [(7, 5), (7, 4), (8, 5), (9, 1)] {
             assert_eq!(outcome(Some(claim(number, Some((1, count)))), None), Ok(LastWriter::Own));
@@ -257,7 +259,7 @@ mod tests {
                     "{error}"
                 );
             }
-            assert_eq!(outcome(Some(claim(8, token)), Some(8)), Ok(LastWriter::TakenOver));
+            assert_eq!(outcome(Some(claim(8, token)), Some(8)), Ok(LastWriter::Named));
         }
     }
 }

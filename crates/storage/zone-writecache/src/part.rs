@@ -1,15 +1,16 @@
-//! The write cache of zones as a part, and its handles: all work is done on the home shard, to which calls go
-//! whole.
+//! The write cache of zones as a part, and its handles: each call is carried out on the home shard, to its
+//! end.
 
 use crate::core::{Core, Demand, Health, Log};
 use crate::counters::Counters;
 use crate::format::Position;
 use crate::message::Message;
+use crate::queue::Queue;
 use crate::read_cache::ReadCache;
 use crate::readers::Readers;
 use crate::recovery::Recovered;
 use crate::settings::Options;
-use crate::standing::Standing;
+use crate::upload_progress::UploadProgress;
 use crate::waiting::WaitingAppends;
 use crate::{opening, upload, writer};
 use block::{
@@ -20,7 +21,6 @@ use runtime::sync::Notify;
 use runtime::{Home, LimitedPart, TaskGroup};
 use stack::Tell;
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,7 +41,7 @@ pub struct ZoneWriteCachePart {
 pub fn check_origin(origin: &ZoneGeometry) -> Result<()> {
     match origin.durable {
         Durable::OnFinish => Err(Error::unsupported(
-            "origin whose appends are durable once their zone is finished: every upload would end the zones that users still \
+            "origin whose appends are durable once their zone is finished: every upload would finish the zones that users still \
              append to; expected zones that are durable on flush",
         )),
         Durable::OnAppend | Durable::OnFlush => Ok(()),
@@ -126,11 +126,7 @@ fn new_core(
         cut: RefCell::new(cut),
         superblock: Cell::new(superblock),
         log: Log::new(head, flush_epoch),
-        queue: RefCell::new(VecDeque::new()),
-        queued_bytes: Cell::new(0),
-        submitted: Cell::new(0),
-        written: Cell::new(0),
-        arrived: Notify::new(),
+        queue: Queue::default(),
         pending: RefCell::new(pending),
         index: RefCell::new(index),
         readers: Readers::default(),
@@ -140,7 +136,7 @@ fn new_core(
         opened: runtime::wall_clock(),
         demand: Demand::default(),
         health: Health::default(),
-        standing: Standing::default(),
+        upload_progress: UploadProgress::default(),
         counters: Counters::default(),
         is_stalled: Arc::default(),
         tasks: TaskGroup::default(),
@@ -151,10 +147,10 @@ impl Core {
     fn fullness(&self) -> Fullness {
         Fullness {
             resource: "data that the origin lacks",
-            used_bytes: self.pending.borrow().bytes() + self.queued_bytes.get(),
+            used_bytes: self.pending.borrow().bytes() + self.queue.bytes(),
             limit_bytes: self.max_lag.bytes,
             can_fill: true,
-            remedy: "look for errors of the origin, or write less until it has caught up; a larger max_lag needs a larger \
+            remedy: "look for errors of the origin, or write less until its lag is smaller; a larger max_lag needs a larger \
                      fast device",
         }
     }

@@ -1,13 +1,13 @@
 //! Operations of the log that aren't durable at the origin, and the batches in which they are applied there.
 
-use crate::format::{Action, Entry, Position};
+use crate::format::{Action, Entry, Header, Position};
 use runtime::Instant;
 use std::collections::VecDeque;
 
-/// Limit of the pending operations at which appends wait; it bounds their memory.
+/// Number of pending operations at which appends wait; it bounds their memory.
 pub const MAX_PENDING: usize = 1 << 16;
-/// Limit of the pending operations at which all changes wait. Changes without data have more than appends,
-/// so that they continue while appends wait for the origin.
+/// Number of pending operations at which all changes wait: higher than that of appends, so that changes
+/// without data continue while appends wait for the origin.
 pub const MAX_CHANGES: usize = MAX_PENDING + MAX_PENDING / 4;
 
 /// An operation that isn't durable at the origin.
@@ -29,25 +29,49 @@ pub struct Pending {
     pub since: Instant,
 }
 
+impl Pending {
+    /// Operations of a record, in order; `next` is the position after the record, and `since` the time at
+    /// which they became pending.
+    pub fn of_record(
+        header: &Header,
+        block_size: u64,
+        next: Position,
+        since: Instant,
+    ) -> impl Iterator<Item = Pending> + '_ {
+        let Header { address, record, flush_epoch, written, .. } = *header;
+        let mut data = header.data_address(block_size);
+        (1..).zip(&header.entries).map(move |(number, entry)| {
+            let end = match number as usize == header.entries.len() {
+                true => next,
+                false => Position { address, record, entry: number },
+            };
+            let pending = Pending { entry: *entry, data, record, end, flush_epoch, written, since };
+            data += entry.length();
+            pending
+        })
+    }
+}
+
 /// Next step at the origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Batch {
-    /// This number of operations: appends, and operations without an effect at the origin. One flush makes
-    /// the appends durable.
+    /// Number of operations: appends, and operations without an effect at the origin. One flush makes the
+    /// appends durable.
     Appends(usize),
-    /// One operation that is durable once it returns, or has to wait for the appends before it.
+    /// One operation alone: it is durable once it returns, or has to follow the flush of the appends before
+    /// it.
     Barrier,
 }
 
-/// Choice of batches.
+/// Limits of a batch, by the kind of the origin.
 #[derive(Debug, Clone, Copy)]
 pub struct BatchLimits {
     /// Limit of the appended bytes of a batch.
     pub bytes: u64,
     /// Whether appends of several flush epochs may be in one batch: the origin flushes atomically.
     pub joins_epochs: bool,
-    /// Whether zones are closed at the origin: it has a limit of open zones. The first operation of a start
-    /// closes all that the uploads of earlier starts have opened.
+    /// Whether zones are closed at the origin, which has a limit of open zones. The first operation of an
+    /// epoch closes all zones that the uploads of earlier epochs have opened.
     pub closes: bool,
 }
 

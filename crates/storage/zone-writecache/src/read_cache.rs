@@ -1,9 +1,13 @@
 //! The read cache: chunks of the origin's zones in a region of the fast device after the ring, with an index
 //! in memory. It is empty after an open.
 //!
-//! Promises: a chunk is keyed by its zone and the zone's generation, and only bytes below the end that is
-//! durable at the origin are admitted, so no read returns bytes of an earlier generation. One fetch at a time
-//! has a chunk. All memory has a bound. This module decides and never waits; `cached_reads` does the I/O.
+//! # Promises
+//! - A chunk is keyed by its zone and the zone's generation, and only bytes below the end that is durable at
+//!   the origin are admitted. So no read returns bytes of an earlier generation.
+//! - A chunk is part of at most one fetch at a time.
+//! - All memory is bounded.
+//!
+//! This module decides, without I/O; `cached_reads` does the I/O.
 
 mod counters;
 mod fetches;
@@ -25,8 +29,8 @@ use std::rc::Rc;
 use std::time::Duration;
 use streams::{Note, Streams};
 
-/// Longest wait for a read of the origin before the zone is reset there.
-const FETCH_LIMIT: Duration = Duration::from_secs(30);
+/// Longest wait for reads of a zone of the origin before it is reset there.
+const MAX_FETCH_WAIT: Duration = Duration::from_secs(30);
 
 /// State of a zone for which reads and fetches are planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,12 +43,12 @@ pub struct ZoneEnd {
     pub durable: u64,
 }
 
-/// Place from which a piece of a read is taken.
+/// Source of a piece of a read.
 #[derive(Debug, Clone)]
 pub enum Source {
     /// A chunk of the cache, which has a reader until [`ReadCache::end_read`].
     Slot(Part),
-    /// Bytes of a fetch, from this one on.
+    /// Bytes of a fetch, after this number of bytes.
     Fetch(Rc<Fetch>, usize),
     /// The origin; the bytes aren't admitted.
     Origin,
@@ -72,7 +76,7 @@ pub struct Ahead {
     stream: usize,
 }
 
-/// Chunks of an open cache.
+/// Mutable state of the cache.
 struct State {
     slots: Slots,
     fetches: Fetches,
@@ -218,8 +222,8 @@ impl ReadCache {
         fetches
     }
 
-    /// Ends a read of a chunk. A chunk whose bytes were wrong leaves the cache, and its slot isn't used again
-    /// until the next open.
+    /// Ends a read of a chunk. A chunk whose bytes were wrong is removed, and its slot is retired until the
+    /// next open.
     pub fn end_read(&self, part: &Part, is_good: bool) {
         let state = &mut *self.state.borrow_mut();
         if !is_good {
@@ -235,15 +239,15 @@ impl ReadCache {
         Some(slot)
     }
 
-    /// Gives a slot back whose chunk isn't admitted.
+    /// Frees a slot whose chunk isn't admitted.
     pub fn release_slot(&self, slot: u32) {
         self.state.borrow_mut().slots.release(slot);
     }
 
-    /// Notes that a slot can't be written: it isn't used again until the next open.
-    pub fn retire_slot(&self, slot: u32) {
+    /// Retires a slot that was taken, and can't be written, until the next open.
+    pub fn retire_slot(&self) {
         count(&self.counters.read_cache_errors, 1);
-        self.state.borrow_mut().slots.retire(slot);
+        self.state.borrow_mut().slots.retire();
     }
 
     /// Admits the chunk of a fetch that begins at this byte of its zone, which was written to a slot.
@@ -284,17 +288,17 @@ impl ReadCache {
 
     /// Waits until no fetch of this zone is in flight: a zone that is reset at the origin has no readers. The
     /// caller has changed the zone's generation, so that no other fetch begins, and the bytes of those in
-    /// flight aren't used. So one that doesn't end is waited for up to [`FETCH_LIMIT`] only: uploads must go
-    /// on.
-    pub async fn fetches_ended(&self, zone: ZoneIndex) {
+    /// flight aren't used. The wait ends after [`MAX_FETCH_WAIT`], so that a fetch that never ends doesn't
+    /// stop the uploads.
+    pub async fn wait_until_fetches_ended(&self, zone: ZoneIndex) {
         let ended = async {
             while self.state.borrow().fetches.has_zone(zone) {
                 self.fetch_ended.notified().await;
             }
         };
-        if runtime::timeout(FETCH_LIMIT, ended).await.is_err() {
+        if runtime::timeout(MAX_FETCH_WAIT, ended).await.is_err() {
             tracing::warn!(
-                "zone {zone} is reset at the origin while a read of it has not ended in {FETCH_LIMIT:?}"
+                "zone {zone} is reset at the origin, although a read of it hasn't ended within {MAX_FETCH_WAIT:?}"
             );
         }
     }
@@ -315,7 +319,8 @@ impl ReadCache {
 }
 
 impl State {
-    /// Bytes from a missing chunk to the first one that is there, within one request and up to `end`.
+    /// Bytes from a missing chunk to the next one that is cached or being fetched, within one request and up
+    /// to `end`.
     fn missing_run(
         &self,
         region: &Region,
@@ -338,7 +343,7 @@ impl State {
     }
 }
 
-/// Adds bytes of a fetch, to the last piece if that ends before them in the same fetch.
+/// Adds bytes of a fetch, to the last piece if that is of the same fetch.
 fn add_piece(pieces: &mut Vec<(usize, Source)>, bytes: u64, fetch: Rc<Fetch>, at: u64) {
     if let Some((last, Source::Fetch(of, _))) = pieces.last_mut()
         && Rc::ptr_eq(of, &fetch)
@@ -350,7 +355,7 @@ fn add_piece(pieces: &mut Vec<(usize, Source)>, bytes: u64, fetch: Rc<Fetch>, at
     pieces.push((bytes as usize, Source::Fetch(fetch, skipped)));
 }
 
-/// Adds bytes of the origin, which are read in one request with those before them.
+/// Adds bytes of the origin, to the last piece if that is of the origin as well.
 fn add_origin(pieces: &mut Vec<(usize, Source)>, bytes: u64) {
     match pieces.last_mut() {
         Some((last, Source::Origin)) => *last += bytes as usize,

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 pub struct Readers {
     /// Number of reads by address.
     addresses: RefCell<BTreeMap<u64, usize>>,
-    left: Notify,
+    ended: Notify,
 }
 
 /// A read in flight, until it is dropped.
@@ -21,15 +21,16 @@ pub struct Reader<'a> {
 
 impl Readers {
     /// Begins a read of the log at or after this address.
-    pub fn enter(&self, address: u64) -> Reader<'_> {
+    pub fn begin(&self, address: u64) -> Reader<'_> {
         *self.addresses.borrow_mut().entry(address).or_insert(0) += 1;
         Reader { readers: self, address }
     }
 
-    /// Waits until no read before this address is in flight. The index has no extent there any more.
-    pub async fn ended_before(&self, address: u64) {
+    /// Waits until no read before this address is in flight. The caller has removed the extents there from
+    /// the index, so that no other read begins.
+    pub async fn wait_until_ended_before(&self, address: u64) {
         while self.addresses.borrow().first_key_value().is_some_and(|(first, _)| *first < address) {
-            self.left.notified().await;
+            self.ended.notified().await;
         }
     }
 }
@@ -44,6 +45,6 @@ impl Drop for Reader<'_> {
             }
         }
         drop(addresses);
-        self.readers.left.notify_all();
+        self.readers.ended.notify_all();
     }
 }

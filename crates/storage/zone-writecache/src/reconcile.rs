@@ -1,6 +1,6 @@
 //! Comparison of the origin with the state that the fast device expects.
 //!
-//! The origin is at the cut, or some steps after it: a step may have become durable there without the tail in
+//! The origin is at the cut, or some steps after it: a step may have become durable there before the tail on
 //! the fast device. Steps leave evidence: a finished zone, a raised generation. Appends beyond the cut leave
 //! none, because an interrupted zone's write pointer is only an upper bound; they are repeated. Any other
 //! difference means another origin, an origin that lost data, or another writer: nothing may be written.
@@ -47,7 +47,7 @@ pub fn reconcile<'a>(
     for Pending { entry, .. } in pending.clone().take(done) {
         expected.apply(entry)?;
     }
-    // End of the appends that are still to come, of each zone's present generation.
+    // End of the pending appends of each zone's present generation.
     let mut ends: Vec<Option<u64>> = vec![None; reports.len()];
     // A finish of an interrupted zone would keep the upper bound as its end.
     let mut finishes = vec![false; reports.len()];
@@ -65,7 +65,7 @@ pub fn reconcile<'a>(
     for (report, (end, finishes)) in reports.iter().zip(ends.into_iter().zip(finishes)) {
         let zone = expected.zone(report.zone);
         check(report, &zone, end)?;
-        // The end of a zone that was interrupted at the cut already isn't known better.
+        // Of a zone that the cut has as interrupted only an upper bound of its end is known.
         let is_interrupted =
             report.state == ZoneState::Interrupted && (end.is_some() || zone.state != ZoneState::Interrupted);
         let is_elsewhere = is_interrupted || report.write_pointer != zone.write_pointer;
@@ -76,7 +76,7 @@ pub fn reconcile<'a>(
     Ok(Reconciled { done, rewinds })
 }
 
-/// Checks that no change is pending of a zone whose medium failed: it would be repeated for ever.
+/// Checks that no change is pending of a zone whose medium failed: it would be repeated without end.
 ///
 /// # Errors
 /// [`Error::Corrupt`] with the first such zone.
@@ -89,8 +89,8 @@ pub fn check_media<'a>(mut pending: impl Iterator<Item = &'a Pending>, reports: 
     match failed {
         None => Ok(()),
         Some(ZoneReport { zone, state, .. }) => Err(Error::corrupt(format!(
-            "zone {zone} of the origin is {state:?}, and changes of it are pending that it can't take: uploads have ended; \
-             expected a zone that can be written; what is pending can still be read: copy it, and repair the origin's medium"
+            "zone {zone} of the origin is {state:?}, and pending changes of it can't be applied: uploads have ended; expected a \
+             zone that can be written; pending data can still be read: copy it, and repair the origin's medium"
         ))),
     }
 }

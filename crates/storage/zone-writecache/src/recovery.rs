@@ -1,30 +1,29 @@
-//! Creating and opening a write cache of zones.
+//! Creating a write cache of zones, and reading its log.
 //!
 //! Opening reads the newest superblock and the checkpoint that it names, and follows the records of the log
 //! from there. Records before the tail, and records that are known to be durable, must be valid. The first
 //! other invalid record ends the log. The operations before the tail bring the checkpoint to the cut, the
-//! later ones bring the cut to the local state and are pending. Until here nothing is written, at the origin
-//! neither (`opening` claims it then). The origin must fit them. Then a new epoch begins durably, so that
-//! records after the end of the log stay invalid.
+//! later ones bring the cut to the local state and are pending. Nothing is written up to this point, neither
+//! on the fast device nor at the origin, which `opening` claims next. The origin is compared with these
+//! operations. Then a new epoch begins durably, so that records after the end of the log stay invalid.
 
 use crate::checkpoint;
-use crate::format::{Action, Entry, Header, MAX_ENTRIES, Position, Superblock, WriterName, header_bytes};
+use crate::format::{Action, Entry, Header, Position, Superblock, WriterName, header_bytes};
 use crate::index::Index;
 use crate::layout::{Layout, max_record};
 use crate::pending::{Pending, PendingList};
 use crate::reconcile::reconcile;
 use crate::settings::Options;
+use crate::superblock;
 use crate::table::ZoneTable;
-use crate::upload::write_superblock;
-use block::{Buffer, Claim, Data, Device, Error, Result, ZoneAddress, ZoneGeometry, ZoneReport};
+use block::{Buffer, Claim, Data, Device, Error, Result, ZoneGeometry, ZoneReport};
 use zones::record::{Identity, keyed_sum};
-use zones::sector;
 
 /// Bytes of the log that are searched at a time for a later record.
 const SEARCH_STEP: u64 = 256 << 10;
 
-/// Log that was read. Nothing was written yet.
-pub struct Found {
+/// The log as it was read. Nothing was written yet.
+pub struct ReadLog {
     /// Layout of the fast device.
     layout: Layout,
     /// Newest superblock.
@@ -38,7 +37,7 @@ pub struct Found {
     flush_epoch: u64,
 }
 
-/// Result of opening.
+/// State of a cache whose new epoch has begun.
 pub struct Recovered {
     /// Layout of the fast device.
     pub layout: Layout,
@@ -63,6 +62,7 @@ pub struct Recovered {
 /// A cache to create.
 #[derive(Debug)]
 pub struct NewCache<'a> {
+    /// Identity of the cache.
     pub identity: Identity,
     /// First claim of the origin by the new cache.
     pub claim: Option<&'a Claim>,
@@ -70,8 +70,8 @@ pub struct NewCache<'a> {
     pub former: Option<&'a Superblock>,
 }
 
-/// Creates a cache on the fast device, over the present state of the origin. A former cache is replaced by
-/// the first superblock that is written: a crash before leaves it as it was.
+/// Creates a cache on the fast device, over the present state of the origin. The first superblock that is
+/// written replaces a former cache: a crash before that leaves it as it was.
 ///
 /// # Errors
 /// Errors of the fast device; [`Error::Invalid`] for one that is too small.
@@ -107,45 +107,9 @@ pub async fn format(
     checkpoint::write_table(fast, &layout, &superblock.identity, superblock.checkpoint, table.zones())
         .await?;
     for sequence in [superblock.sequence, superblock.sequence + 1] {
-        write_superblock(fast, &layout, &Superblock { sequence, ..superblock }).await?;
+        superblock::write(fast, &layout, &Superblock { sequence, ..superblock }).await?;
     }
     Ok(())
-}
-
-/// Reads the newer of the two superblocks.
-async fn read_superblock(fast: &dyn Device) -> Result<Superblock> {
-    let block = fast.geometry().block_size.bytes();
-    let distance = block.max(4096);
-    let whole = fast.geometry().range(block::BlockIndex(0), 2 * distance as usize);
-    whole.map_err(|error| error.in_context("the fast device is too small for a write cache of zones"))?;
-    let (outcome, buffer) = fast.read(block::BlockIndex(0), Buffer::new(2 * distance as usize)).await;
-    outcome.map_err(|error| error.in_context("reading the superblocks of the write cache of zones"))?;
-    let bytes = buffer.filled();
-    let copies = [0, distance as usize].map(|start| Superblock::decode(&bytes[start..]));
-    sector::newest(copies, |superblock| superblock.sequence).map_err(|error| match error {
-        Error::NotFound(_) => Error::not_found(format!(
-            "the fast device holds {}; expected a write cache of zones; if its last contents are lost, set new_fast=true and \
-             give an empty device: the origin keeps its state",
-            sector::describe(bytes)
-        )),
-        other => other,
-    })
-}
-
-/// Whether the fast device begins with zeros, where a superblock would be.
-///
-/// # Errors
-/// Errors of the fast device.
-pub async fn is_empty(fast: &dyn Device) -> Result<bool> {
-    match read_superblock(fast).await {
-        Ok(_) => return Ok(false),
-        Err(Error::NotFound(_)) => {}
-        Err(error) => return Err(error),
-    }
-    let block = fast.geometry().block_size.bytes();
-    let (outcome, buffer) = fast.read(block::BlockIndex(0), Buffer::new(2 * block.max(4096) as usize)).await;
-    outcome?;
-    Ok(buffer.filled().iter().all(|byte| *byte == 0))
 }
 
 /// Reads the log, and writes nothing.
@@ -153,8 +117,8 @@ pub async fn is_empty(fast: &dyn Device) -> Result<bool> {
 /// # Errors
 /// Errors of the fast device; [`Error::NotFound`] for one without a cache; [`Error::Corrupt`] for a damaged
 /// cache; [`Error::Protocol`] for an origin of another shape.
-pub async fn read(fast: &dyn Device, geometry: &ZoneGeometry, options: &Options) -> Result<Found> {
-    let superblock = read_superblock(fast).await?;
+pub async fn read(fast: &dyn Device, geometry: &ZoneGeometry, options: &Options) -> Result<ReadLog> {
+    let superblock = superblock::read(fast).await?;
     let layout = Layout::of_ring(
         fast.geometry(),
         geometry,
@@ -177,19 +141,19 @@ pub async fn read(fast: &dyn Device, geometry: &ZoneGeometry, options: &Options)
     let head = scan.follow(&mut replay).await?;
     let Replay { cut, local, pending, index, flush_epoch, .. } = replay;
     let local = local.unwrap_or_else(|| cut.clone());
-    Ok(Found { layout, superblock, cut, local, pending, index, head, flush_epoch })
+    Ok(ReadLog { layout, superblock, cut, local, pending, index, head, flush_epoch })
 }
 
-impl Found {
-    /// Number of the next claim of the origin. It is noted durably before the claim is made, so that a claim
-    /// of which no answer arrived is known as one of this cache.
+impl ReadLog {
+    /// Returns the number of the next claim of the origin. It is durable on the fast device before the claim
+    /// is sent, so that a claim without an answer is known as one of this cache.
     ///
     /// # Errors
     /// Errors of the fast device.
     pub async fn begin_claim(&mut self, fast: &dyn Device) -> Result<u64> {
         let Superblock { sequence, claims, .. } = self.superblock;
         let superblock = Superblock { sequence: sequence + 1, claims: claims + 1, ..self.superblock };
-        write_superblock(fast, &self.layout, &superblock).await?;
+        superblock::write(fast, &self.layout, &superblock).await?;
         self.superblock = superblock;
         Ok(superblock.claims)
     }
@@ -204,11 +168,11 @@ impl Found {
         reports: &[ZoneReport],
         claim: Option<&Claim>,
     ) -> Result<Recovered> {
-        let Found { layout, superblock, cut, mut local, pending, index, head, flush_epoch } = self;
+        let ReadLog { layout, superblock, cut, mut local, pending, index, head, flush_epoch } = self;
         reconcile(&cut, pending.iter(), reports)?;
         let is_unclean = !superblock.clean;
         match is_unclean {
-            // The operation that the log gets for it has no effect on the local table then.
+            // The operation that `Core::note_start` queues for it changes the local table no further.
             true => local.interrupt(),
             false => local.close_all(),
         }
@@ -216,16 +180,17 @@ impl Found {
             sequence: superblock.sequence + 1,
             epoch: superblock.epoch + 1,
             first_of_epoch: head.record,
-            // Flushed before this is written.
+            // The flush below is before the write of this superblock.
             durable: head.record - 1,
             clean: false,
             claim: claim.map_or(superblock.claim, |claim| claim.number),
             writer: claim.map_or(superblock.writer, |claim| WriterName::new(&claim.writer)),
             ..superblock
         };
-        // Records that only the kernel's page cache has must not reach the origin before the device.
+        // After a kill the kernel's page cache may have records that aren't on the device: the origin is
+        // never ahead of it.
         fast.flush().await?;
-        write_superblock(fast, &layout, &superblock).await?;
+        superblock::write(fast, &layout, &superblock).await?;
         let flush_epoch = flush_epoch + 1;
         Ok(Recovered { layout, superblock, cut, local, pending, index, head, flush_epoch, is_unclean })
     }
@@ -255,7 +220,7 @@ fn check_shape(superblock: &Superblock, layout: &Layout, geometry: &ZoneGeometry
 struct Replay {
     superblock: Superblock,
     cut: ZoneTable,
-    /// Set once the tail is passed.
+    /// `None` up to the tail.
     local: Option<ZoneTable>,
     pending: PendingList,
     index: Index,
@@ -264,46 +229,22 @@ struct Replay {
 
 impl Replay {
     /// Applies a record, whose successor is at `next`.
-    fn apply(&mut self, header: &Header, data: u64, next: Position) -> Result<()> {
-        let (mut data, since) = (data, runtime::now());
-        let last = header.entries.len();
+    fn apply(&mut self, header: &Header, block_size: u64, next: Position) -> Result<()> {
         self.flush_epoch = self.flush_epoch.max(header.flush_epoch);
-        for (number, entry) in header.entries.iter().enumerate() {
-            let at = (header.record, number as u32);
+        for (number, pending) in (0..).zip(Pending::of_record(header, block_size, next, runtime::now())) {
+            let at = (header.record, number);
             let is_done = at < (self.superblock.tail.record, self.superblock.tail.entry);
             let is_before = at < (self.superblock.checkpoint_at.record, self.superblock.checkpoint_at.entry);
-            match entry.action {
-                Action::Append => {
-                    let place = ZoneAddress::new(entry.zone.0, entry.offset);
-                    self.index.insert(place, entry.length(), data);
-                }
-                Action::Reset => self.index.forget_zone(entry.zone),
-                _ => {}
-            }
+            self.index.apply(&pending.entry, pending.data);
             if is_done && !is_before {
-                self.cut.apply(entry)?;
+                self.cut.apply(&pending.entry)?;
             }
             if !is_done {
-                self.local.get_or_insert_with(|| self.cut.clone()).apply(entry)?;
-                let end = match number + 1 == last {
-                    true => next,
-                    false => {
-                        Position { address: header.address, record: header.record, entry: number as u32 + 1 }
-                    }
-                };
-                self.pending.push(Pending {
-                    entry: *entry,
-                    data,
-                    record: header.record,
-                    end,
-                    flush_epoch: header.flush_epoch,
-                    written: header.written,
-                    since,
-                });
+                self.local.get_or_insert_with(|| self.cut.clone()).apply(&pending.entry)?;
+                self.pending.push(pending);
             }
-            data += entry.length();
         }
-        // Only for its limit: the ring still has everything.
+        // For the limit of the index alone: the ring still has all data.
         self.index.forget_before(0, self.superblock.tail.address);
         Ok(())
     }
@@ -333,15 +274,14 @@ impl Scan<'_> {
                 return Ok(at);
             };
             // Data that was durable is verified when it is uploaded.
-            let is_whole = is_known || self.has_its_data(&header).await?;
+            let is_whole = is_known || self.is_data_whole(&header).await?;
             if !is_whole {
                 self.check_end(at, known_durable).await?;
                 return Ok(at);
             }
             known_durable = known_durable.max(header.durable);
             let next = self.next(&header);
-            let data = header.address + header.bytes(self.layout.block_size);
-            replay.apply(&header, data, next)?;
+            replay.apply(&header, self.layout.block_size, next)?;
             at = next;
         }
     }
@@ -351,11 +291,11 @@ impl Scan<'_> {
         Position { address, record: header.record + 1, entry: 0 }
     }
 
-    /// Reads the record at a position: there, or at the start of the next lap. Where both have one, an
-    /// earlier epoch wrote the first and lost it, so the later epoch's is the record.
+    /// Reads the record at a position: there, or at the start of the next lap. If both have one, that of the
+    /// later epoch is valid: the other one isn't part of the log that the later epoch continued.
     async fn record(&self, at: Position) -> Result<Option<Header>> {
         let here = self.header(at.address, at.record).await?;
-        let left = self.layout.left(at.address);
+        let left = self.layout.bytes_to_lap_end(at.address);
         if left == self.layout.ring || left >= self.max_record {
             return Ok(here);
         }
@@ -380,13 +320,13 @@ impl Scan<'_> {
     async fn any_header(&self, address: u64) -> Result<Option<Header>> {
         let block = self.layout.block_size;
         let first = header_bytes(0, block);
-        if first > self.layout.left(address) {
+        if first > self.layout.bytes_to_lap_end(address) {
             return Ok(None);
         }
         let mut bytes = self.read(address, first).await?;
         let Some(length) = Header::length(&bytes) else { return Ok(None) };
         let whole = (length as u64).next_multiple_of(block);
-        if whole > self.layout.left(address) {
+        if whole > self.layout.bytes_to_lap_end(address) {
             return Ok(None);
         }
         if whole > first {
@@ -395,29 +335,27 @@ impl Scan<'_> {
         let header = Header::decode(&bytes, &self.superblock.identity).ok();
         Ok(header.filter(|header| {
             let length = header.record_bytes(block);
-            header.address == address
-                && length <= self.layout.left(address)
-                && header.entries.len() <= MAX_ENTRIES
+            header.address == address && length <= self.layout.bytes_to_lap_end(address)
         }))
     }
 
     async fn read(&self, address: u64, length: u64) -> Result<Data> {
         let (outcome, buffer) =
-            self.fast.read(self.layout.place(address), Buffer::new(length as usize)).await;
+            self.fast.read(self.layout.log_block(address), Buffer::new(length as usize)).await;
         outcome.map_err(|error| {
             error.in_context(format!("reading address {address} of the log of the write cache of zones"))
         })?;
         Ok(buffer.freeze())
     }
 
-    /// Whether the data of a record has its checksums.
-    async fn has_its_data(&self, header: &Header) -> Result<bool> {
+    /// Whether the data of a record fits its checksums.
+    async fn is_data_whole(&self, header: &Header) -> Result<bool> {
         let block = self.layout.block_size;
         let length: u64 = header.entries.iter().map(Entry::length).sum();
         if length == 0 {
             return Ok(true);
         }
-        let start = header.address + header.bytes(block);
+        let start = header.data_address(block);
         let data = self.read(start, length.next_multiple_of(block)).await?;
         let mut at = 0;
         Ok(header.entries.iter().filter(|entry| entry.action == Action::Append).all(|entry| {
@@ -433,7 +371,7 @@ impl Scan<'_> {
             return Err(self.damage(at, known_durable));
         }
         // The record after a torn one begins at most one record after it: here, or in the next lap.
-        let left = self.layout.left(at.address);
+        let left = self.layout.bytes_to_lap_end(at.address);
         self.search(at.address, self.max_record.min(left - self.layout.block_size), at).await?;
         let most = match left <= self.max_record {
             true => self.max_record.min(self.layout.ring - left),
@@ -484,8 +422,9 @@ impl Scan<'_> {
 
     fn damage(&self, at: Position, durable: u64) -> Error {
         Error::corrupt(format!(
-            "record {} of the write cache of zones, at address {}, is damaged, and records up to {durable} were durable: the \
-             fast device lost data; the origin alone has an earlier state",
+            "record {} of the write cache of zones, at address {}, is damaged: the fast device has lost data, since records up to \
+             {durable} were durable; expected all of them; restore the device, or give an empty one with new_fast=true, which \
+             continues with the older state of the origin",
             at.record, at.address
         ))
     }

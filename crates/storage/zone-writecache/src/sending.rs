@@ -7,14 +7,14 @@ use crate::pending::Pending;
 use block::{Data, EraseGuarantee, Error, Payload, Result, ZoneAddress, ZoneIndex, ZoneReport};
 use std::collections::BTreeMap;
 
-/// Limit of an append to the origin that joins several appends, in bytes.
-const CHUNK: u64 = 1 << 20;
-/// Zones that are appended to at a time.
-const ZONES_AT_ONCE: usize = 4;
+/// Limit of an append to the origin that joins several appends of users, in bytes.
+const MAX_JOINED: u64 = 1 << 20;
+/// Number of zones that are appended to at a time.
+const MAX_ZONES_AT_ONCE: usize = 4;
 /// Bytes of the log that are read for a byte of appends, where several are read at once.
 const MOST_READ: u64 = 2;
-/// Zones of one report.
-const REPORT: u32 = 4096;
+/// Number of zones that are reported with one call.
+const ZONES_OF_REPORT: u32 = 4096;
 
 /// Appends by zone, in the order of the log.
 pub type Appends = BTreeMap<ZoneIndex, Vec<Pending>>;
@@ -28,7 +28,7 @@ impl Core {
         let zones = origin.geometry().zones;
         let mut reports = Vec::with_capacity(zones as usize);
         while (reports.len() as u32) < zones {
-            let some = origin.report(ZoneIndex(reports.len() as u32), REPORT).await?;
+            let some = origin.report(ZoneIndex(reports.len() as u32), ZONES_OF_REPORT).await?;
             if some.is_empty() {
                 break;
             }
@@ -43,14 +43,14 @@ impl Core {
     /// Errors of the origin and of the fast device.
     pub async fn send_appends(&self, appends: Appends) -> Result<()> {
         let uploads = appends.into_values().map(|appends| self.upload_zone(appends));
-        runtime::join_limited(ZONES_AT_ONCE, uploads).await.into_iter().collect()
+        runtime::join_limited(MAX_ZONES_AT_ONCE, uploads).await.into_iter().collect()
     }
 
     /// Sends the appends of one zone, which are consecutive.
     async fn upload_zone(&self, appends: Vec<Pending>) -> Result<()> {
         let geometry = self.origin.geometry();
         let unit = u64::from(geometry.append_granularity).max(1);
-        let most = (CHUNK.min(geometry.max_append) / unit * unit).max(unit);
+        let most = (MAX_JOINED.min(geometry.max_append) / unit * unit).max(unit);
         let mut rest = appends.as_slice();
         while let Some(first) = rest.first() {
             let mut bytes = 0;
@@ -88,8 +88,9 @@ impl Core {
         let wanted: u64 = appends.iter().map(|append| append.entry.length()).sum();
         let (Some(first), Some(last)) = (appends.first(), appends.last()) else { return Ok(payload) };
         let (start, end) = (first.data, last.data + last.entry.length());
-        let is_one_read =
-            appends.len() > 1 && end - start <= MOST_READ * wanted && end - start <= self.layout.left(start);
+        let is_one_read = appends.len() > 1
+            && end - start <= MOST_READ * wanted
+            && end - start <= self.layout.bytes_to_lap_end(start);
         let all = match is_one_read {
             true => Some(self.read_log(start, end - start).await?),
             false => None,
@@ -116,8 +117,8 @@ impl Core {
         }
         let Entry { zone, offset, .. } = append.entry;
         let error = Error::corrupt(format!(
-            "data of zone {zone} byte {offset} in the log of the write cache of zones, at address {}: wrong checksum; it is \
-             not uploaded",
+            "data of zone {zone} byte {offset} in the log of the write cache of zones, at address {}: wrong checksum: the fast \
+             device has damaged it, and it isn't uploaded; expected the bytes that were appended; restore the device",
             append.data
         ));
         // A repetition would read the same bytes.
@@ -125,7 +126,7 @@ impl Core {
         Err(error)
     }
 
-    /// Finishes, resets or closes a zone of the origin; closes all open ones at the start of a cache. No
+    /// Finishes, resets or closes a zone of the origin; the first operation of an epoch closes all open ones. No
     /// fetches of a zone that is reset are in progress.
     ///
     /// # Errors

@@ -5,17 +5,17 @@ use stack::{format_duration, format_size, parse_duration, parse_size};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// Permitted limits of the lag in bytes.
+/// Permitted values of [`MaxLag::bytes`].
 const LAG_BYTES: RangeInclusive<u64> = 1 << 20..=1 << 40;
-/// Permitted limits of the lag in time.
+/// Permitted values of [`MaxLag::age`].
 const LAG_TIME: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(24 * 3600);
 
-/// Limit of what the fast device may have before the origin: in bytes, and in the age of the oldest.
+/// Limits of the origin's lag behind the fast device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MaxLag {
-    /// Limit of the appended bytes.
+    /// Limit of the appended bytes that the origin lacks.
     pub bytes: u64,
-    /// Limit of the age of the oldest operation.
+    /// Limit of the age of the oldest operation that it lacks.
     pub age: Duration,
 }
 
@@ -26,7 +26,7 @@ impl Default for MaxLag {
 }
 
 impl MaxLag {
-    /// Parses `64MiB or 5s`, in any order; a limit that isn't given has its default.
+    /// Parses `64MiB or 5s`, in either order; a limit that isn't given has its default.
     ///
     /// # Errors
     /// [`Error::Invalid`] for any other text, and for limits out of range.
@@ -86,11 +86,12 @@ impl Ack {
 /// Options of opening a write cache of zones.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Create the cache from scratch; what only the fast device held is lost.
+    /// Create the cache from scratch; data that only the fast device has is lost.
     pub format: bool,
     /// Create the cache if the fast device is empty, over the present state of the origin.
     pub new_fast: bool,
-    /// Claim of another writer of the origin that is taken over; what only the fast device has is given up.
+    /// Number of another writer's claim, after which the origin may be claimed. Data that only the fast
+    /// device has is discarded then.
     pub take_over: Option<u64>,
     /// Moment at which flushes return.
     pub ack: Ack,

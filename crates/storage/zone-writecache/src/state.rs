@@ -12,23 +12,22 @@ pub const AWAITED: &str = "waiting for the origin";
 pub const ENDED: &str = "fenced or ended";
 /// State after a failure of the fast device.
 pub const FAILED: &str = "the fast device failed";
-/// Time of an upload without an error from which on the origin counts as awaited.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time of an upload without an error after which the state is [`AWAITED`].
+const AWAITED_AFTER: Duration = Duration::from_secs(5);
 
 /// State for operators.
 fn state(has_device: bool, has_ended: bool, has_error: bool, awaited: Duration) -> &'static str {
     match () {
         () if has_ended => ENDED,
         () if !has_device => FAILED,
-        () if has_error || awaited >= PATIENCE => AWAITED,
+        () if has_error || awaited >= AWAITED_AFTER => AWAITED,
         () => WRITING,
     }
 }
 
 impl Core {
-    /// Bytes that the origin lacks, and the age of the oldest operation of them. The age of operations of
-    /// this process is measured by the monotonic clock; that of earlier ones until the start by the clock of
-    /// the wall.
+    /// Bytes that the origin lacks, and the age of the oldest operation that it lacks. The monotonic clock
+    /// measures the age in this process, and the wall clock that of earlier operations before the start.
     pub fn lag(&self) -> (u64, Duration) {
         let pending = self.pending.borrow();
         let age = pending.oldest().map_or(Duration::ZERO, |oldest| {
@@ -41,13 +40,13 @@ impl Core {
         (pending.bytes(), age)
     }
 
-    /// State of the uploads: what is durable where, and whom it waits for.
+    /// Status of the uploads: their state, the writer of the origin, and what isn't durable yet.
     pub fn state(&self) -> Status {
         let (device, ended) = (self.health.check_device(), self.health.check_conflict());
-        let awaited = if ended.is_ok() { self.standing.awaited() } else { Duration::ZERO };
-        let has_error = self.health.origin_error.borrow().is_some() || self.standing.has_failed();
+        let awaited = if ended.is_ok() { self.upload_progress.awaited() } else { Duration::ZERO };
+        let has_error = self.health.origin_error.borrow().is_some() || self.upload_progress.has_failed();
         let pending = self.pending.borrow();
-        let unflushed = pending.bytes_after(self.log.durable.get()) + self.queued_bytes.get();
+        let unflushed = pending.bytes_after(self.log.durable.get()) + self.queue.bytes();
         let superblock = self.superblock.get();
         let mut status = Status::new();
         let word = state(device.is_ok(), ended.is_err(), has_error, awaited);
@@ -70,7 +69,7 @@ mod tests {
 
     #[test]
     fn the_end_of_the_uploads_comes_before_all_other_states() {
-        let (short, long) = (Duration::from_millis(50), PATIENCE);
+        let (short, long) = (Duration::from_millis(50), AWAITED_AFTER);
         assert_eq!(state(true, false, false, short), WRITING);
         assert_eq!(state(true, false, true, short), AWAITED);
         assert_eq!(state(true, false, false, long), AWAITED);

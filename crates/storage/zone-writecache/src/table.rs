@@ -1,10 +1,11 @@
 //! State of all zones: the state machine of the contract, in memory.
 //!
 //! The cache has two tables. The *local* table is the state that its users see. The *cut* table is the state
-//! that is durable at the origin; the same operations bring it to the local one.
+//! that is durable at the origin; the pending operations, applied in order, bring it to the local one.
 
 use crate::format::{Action, Entry, Zone};
 use block::{Error, Result, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState};
+use zones::errors;
 
 /// State of all zones.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,7 +106,7 @@ impl ZoneTable {
         match self.zone(index).state {
             ZoneState::Empty | ZoneState::Closed => Ok(()),
             state if state.is_open() => Ok(()),
-            state => Err(refusal(index, state)),
+            state => Err(errors::wrong_state(index, state)),
         }
     }
 
@@ -118,19 +119,14 @@ impl ZoneTable {
         self.check_append(index)?;
         let zone = self.zone(index);
         if let Some(wanted) = wanted.filter(|wanted| *wanted != zone.write_pointer) {
-            return Err(Error::misplaced(format!(
-                "append at byte {wanted} of zone {index}: expected its write pointer, byte {}",
-                zone.write_pointer
-            )));
+            return Err(errors::misplaced(index, wanted, zone.write_pointer));
         }
         if !zone.state.is_open() {
             self.open_as(index, ZoneState::ImplicitlyOpen)?;
         }
         let left = self.capacity - zone.write_pointer.min(self.capacity);
         if length > left {
-            return Err(Error::no_space(format!(
-                "append of {length} bytes to zone {index}: expected at most {left}, the rest of the zone; finish it and use another"
-            )));
+            return Err(errors::exceeds_zone(index, length, left));
         }
         self.zones[index.0 as usize].write_pointer += length;
         Ok(zone.write_pointer)
@@ -160,7 +156,7 @@ impl ZoneTable {
                 self.set(index, Zone { state: ZoneState::Closed, ..zone });
                 Ok(true)
             }
-            state => Err(refusal(index, state)),
+            state => Err(errors::wrong_state(index, state)),
         }
     }
 
@@ -172,7 +168,7 @@ impl ZoneTable {
         let zone = self.zone(index);
         match zone.state {
             ZoneState::Full => Ok(false),
-            state @ (ZoneState::Offline | ZoneState::ReadOnly) => Err(refusal(index, state)),
+            state @ (ZoneState::Offline | ZoneState::ReadOnly) => Err(errors::wrong_state(index, state)),
             _ => {
                 self.set(index, Zone { state: ZoneState::Full, ..zone });
                 Ok(true)
@@ -187,19 +183,19 @@ impl ZoneTable {
     pub fn reset(&mut self, index: ZoneIndex) -> Result<u64> {
         let zone = self.zone(index);
         if let state @ (ZoneState::Offline | ZoneState::ReadOnly) = zone.state {
-            return Err(refusal(index, state));
+            return Err(errors::wrong_state(index, state));
         }
         let generation = zone.generation + 1;
         self.set(index, Zone { state: ZoneState::Empty, write_pointer: 0, generation });
         Ok(generation)
     }
 
-    /// Interrupts all zones that were begun: the cache wasn't closed.
+    /// Interrupts all active zones, after an unclean stop.
     pub fn interrupt(&mut self) {
         self.stop_as(ZoneState::Interrupted);
     }
 
-    /// Closes all open zones: the cache was closed.
+    /// Closes all open zones, after a clean stop.
     pub fn close_all(&mut self) {
         self.stop_as(ZoneState::Closed);
     }
@@ -266,18 +262,7 @@ impl ZoneTable {
     }
 }
 
-/// Returns the error of a call that is invalid for a zone in this state.
-fn refusal(zone: ZoneIndex, state: ZoneState) -> Error {
-    let remedy = match state {
-        ZoneState::Empty => "it is open from its first append on",
-        ZoneState::Full => "reset it, or use another",
-        ZoneState::Offline | ZoneState::ReadOnly => "use another",
-        _ => "finish or reset it, and use another",
-    };
-    Error::invalid(format!("zone {zone} is {state:?}: {remedy}"))
-}
-
-/// Address of the end of a zone's appended bytes.
+/// Address of a zone's write pointer.
 pub fn end_of(zone: ZoneIndex, state: &Zone) -> ZoneAddress {
     ZoneAddress::new(zone.0, state.write_pointer)
 }

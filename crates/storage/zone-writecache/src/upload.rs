@@ -10,17 +10,18 @@
 //! 5. The cut moves, and the tail in the superblock with it.
 //! 6. From time to time the cut is written as a checkpoint, which frees space of the ring.
 //!
-//! After an error of the origin what was sent is awaited and, after a pause, repeated, without end. Only an
-//! origin that has another writer, or was changed by one, ends the uploads.
+//! After an error of the origin what was sent is awaited and, after a pause, repeated, without end. What no
+//! repetition can mend ends the uploads: an origin that has another writer or was changed by one, a zone whose
+//! medium has failed, and data in the log that is damaged.
 
+use crate::checkpoint;
 use crate::core::Core;
 use crate::counters::count;
 use crate::format::{Action, Entry, Superblock};
 use crate::pending::{Batch, BatchLimits, MAX_PENDING};
 use crate::reconcile::{check_media, reconcile};
 use crate::sending::Appends;
-use crate::{checkpoint, layout};
-use block::{Durability, Error, Result, ZoneIndex};
+use block::{Error, Result, ZoneIndex};
 use runtime::JoinHandle;
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -34,12 +35,13 @@ const BATCH_BYTES: u64 = 16 << 20;
 /// which no other is sent. The origin limits the memory of appends.
 const MAX_SENT: usize = 64;
 const MAX_SENT_BYTES: u64 = 64 << 20;
-/// Pending bytes at which an upload begins, unless a quarter of the limit of the lag is less.
+/// Pending bytes at which an upload begins, unless a quarter of the limit of the lag is less; a half while others
+/// are in progress.
 const UPLOAD_BYTES: u64 = 8 << 20;
 /// Limits of the pause after an error of the origin.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
-/// Time for which a close waits for a request to the origin that is in flight.
-const LAST_REQUEST: Duration = Duration::from_secs(5);
+/// Time for which a close waits for requests to the origin in flight.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Uploads until the cache is closed.
 pub async fn run(core: Rc<Core>) {
@@ -104,7 +106,7 @@ impl Uploader {
         }
     }
 
-    /// Moves the cut over the batches that have become durable.
+    /// Moves the cut past the batches that have become durable.
     ///
     /// # Errors
     /// That of the first batch that failed; those before it are noted.
@@ -127,9 +129,9 @@ impl Uploader {
         }
         self.pause = PAUSE.0;
         self.core.health.origin_error.replace(None);
-        self.core.standing.end_step();
+        self.core.upload_progress.end_step();
         if !self.sent.is_empty() {
-            self.core.standing.begin_step();
+            self.core.upload_progress.begin_step();
         }
         self.core.advance(operations).await;
     }
@@ -158,7 +160,7 @@ impl Uploader {
             return None;
         }
         if skip == 0 {
-            // What is pending now is uploaded without further waits.
+            // Everything that is pending now is uploaded without further waits.
             core.demand.target.set(core.demand.target.get().max(core.log.completed.get()));
         }
         // After a failure of the fast device the durable records are uploaded.
@@ -182,7 +184,7 @@ impl Uploader {
     /// Errors of the origin. The batch isn't among those that were sent then.
     async fn send(&mut self, batch: Batch) -> Result<Step> {
         let core = self.core.clone();
-        core.standing.begin_step();
+        core.upload_progress.begin_step();
         if self.needs_reconcile {
             let reconciling = core.clone();
             let reconciled = runtime::spawn(async move { reconciling.reconcile().await });
@@ -233,7 +235,8 @@ impl Uploader {
         let Some(entry) = next else { return Ok(Step::Done) };
         if entry.action == Action::Reset {
             let waiting = core.clone();
-            let waiting = runtime::spawn(async move { waiting.read_cache.fetches_ended(entry.zone).await });
+            let waiting =
+                runtime::spawn(async move { waiting.read_cache.wait_until_fetches_ended(entry.zone).await });
             if core.unless_closed(waiting).await.is_none() {
                 return Ok(Step::Closed);
             }
@@ -273,7 +276,7 @@ impl Uploader {
             return false;
         }
         self.needs_reconcile = true;
-        // A step ends the uploads itself where it finds why they can't go on.
+        // Other final errors are those of a step that has ended the uploads itself.
         if is_final(&error) {
             core.end_uploads(&error);
         } else if core.health.check_conflict().is_ok() {
@@ -323,8 +326,8 @@ async fn begin(core: &Rc<Core>, call: impl Future<Output = Result<()>> + 'static
     })
 }
 
-/// Whether no repetition can succeed after this error of the origin: it takes no writes any more. An object
-/// store says so when another writer has taken over.
+/// Whether no repetition can succeed after this error: the origin takes no writes any more. That is the error
+/// of an object store whose volume another writer has claimed.
 fn is_final(error: &Error) -> bool {
     matches!(error, Error::ReadOnly(_))
 }
@@ -344,8 +347,8 @@ impl Core {
     fn due_in(&self, sent: usize, sent_bytes: u64) -> Duration {
         let pending = self.pending.borrow();
         let Some(next) = pending.iter().nth(sent) else { return Duration::MAX };
-        let is_large = pending.len() - sent >= MAX_PENDING / 2
-            || pending.bytes() - sent_bytes >= UPLOAD_BYTES.min(self.max_lag.bytes / 4);
+        let large = UPLOAD_BYTES.min(self.max_lag.bytes / if sent > 0 { 2 } else { 4 });
+        let is_large = pending.len() - sent >= MAX_PENDING / 2 || pending.bytes() - sent_bytes >= large;
         let is_due = is_large || self.demand.needs_space.get();
         if sent > 0 {
             return if is_due { Duration::ZERO } else { Duration::MAX };
@@ -360,8 +363,8 @@ impl Core {
         by_age.min(idle)
     }
 
-    /// Waits for a task that uses the origin; `None` if the cache is being closed and the task doesn't end in
-    /// time. It ends by itself, and its result isn't recorded.
+    /// Waits for a task that uses the origin; `None` if the cache is being closed and the task doesn't end
+    /// within [`CLOSE_LIMIT`]. Such a task is detached, and its result isn't recorded.
     pub async fn unless_closed<T: 'static>(&self, step: JoinHandle<T>) -> Option<T> {
         let mut step = step;
         while !self.health.is_closing() {
@@ -370,7 +373,7 @@ impl Core {
                 Err(_elapsed) => {}
             }
         }
-        let outcome = runtime::timeout(LAST_REQUEST, &mut step).await.ok();
+        let outcome = runtime::timeout(CLOSE_LIMIT, &mut step).await.ok();
         if outcome.is_none() {
             self.is_stalled.store(true, std::sync::atomic::Ordering::Release);
             step.detach();
@@ -380,9 +383,9 @@ impl Core {
 
     fn note_error(&self, error: Error) {
         count(&self.counters.origin_errors, 1);
-        if self.standing.note_failure(&error) {
+        if self.upload_progress.note_failure(&error) {
             tracing::warn!(
-                "uploading from a write cache of zones: {error}; it is tried again until it succeeds, and appends wait at max_lag"
+                "uploading from a write cache of zones: {error}; it is repeated until it succeeds, and appends wait at max_lag"
             );
         }
         self.health.origin_error.replace(Some(error));
@@ -398,14 +401,14 @@ impl Core {
         self.wake_all();
     }
 
-    /// Compares the origin with the cut. Returns the number of operations that it has already; if there are
-    /// none, rewinds the zones with appends to repeat.
+    /// Compares the origin with the cut. Returns the number of pending operations that it has already. If
+    /// there are none, rewinds the zones whose appends have to be repeated.
     async fn reconcile(&self) -> Result<usize> {
         let reports = Self::origin_reports(&*self.origin).await?;
         let found = reconcile(&self.cut.borrow(), self.pending.borrow().iter(), &reports);
         let found = found.and_then(|found| {
-            let rest = self.pending.borrow();
-            check_media(rest.iter().skip(found.done), &reports).map(|()| found)
+            let pending = self.pending.borrow();
+            check_media(pending.iter().skip(found.done), &reports).map(|()| found)
         });
         let found = found.inspect_err(|error| self.end_uploads(error))?;
         if found.done == 0 {
@@ -416,7 +419,7 @@ impl Core {
         Ok(found.done)
     }
 
-    /// Moves the cut over the first operations, which are durable at the origin.
+    /// Moves the cut and the tail past the first operations, which are durable at the origin.
     async fn advance(&self, operations: usize) {
         let mut tail = self.superblock.get().tail;
         for _ in 0..operations {
@@ -435,7 +438,7 @@ impl Core {
     }
 
     /// Writes a checkpoint if the log after the last one is long, or the writer waits for its space. Returns
-    /// whether it did.
+    /// whether it was written.
     async fn checkpoint_if_needed(&self) -> bool {
         let Superblock { tail, checkpoint_at, .. } = self.superblock.get();
         let length = tail.address - checkpoint_at.address;
@@ -451,34 +454,6 @@ impl Core {
         self.progress.notify_all();
         true
     }
-
-    /// Writes the superblock with a change over the older copy, durably.
-    ///
-    /// # Errors
-    /// Errors of the fast device.
-    pub async fn write_superblock(&self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
-        let mut new = self.superblock.get();
-        new.sequence += 1;
-        new.durable = new.durable.max(self.log.durable.get());
-        change(&mut new);
-        write_superblock(&*self.fast, &self.layout, &new).await?;
-        self.superblock.set(new);
-        Ok(())
-    }
-}
-
-/// Writes a superblock over its copy, durably.
-///
-/// # Errors
-/// Errors of the fast device.
-pub async fn write_superblock(
-    fast: &dyn block::Device,
-    layout: &layout::Layout,
-    superblock: &Superblock,
-) -> Result<()> {
-    let place = layout.superblock(superblock.sequence);
-    let written = fast.write(place, superblock.encode(), Durability::Durable).await;
-    written.map_err(|error| error.in_context("writing a superblock of the write cache of zones"))
 }
 
 #[cfg(test)]

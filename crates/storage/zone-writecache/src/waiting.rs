@@ -1,5 +1,5 @@
 //! Appends that wait because the lag is at its limit, in the order of their arrival. They are in flight: a
-//! finish or a reset of their zone that comes later waits for them.
+//! later finish or reset of their zone waits for them.
 
 use block::ZoneIndex;
 use runtime::sync::Notify;
@@ -9,57 +9,58 @@ use std::collections::BTreeSet;
 /// Waiting appends, by zone and in order of arrival.
 #[derive(Debug, Default)]
 pub struct WaitingAppends {
-    tickets: Cell<u64>,
-    list: RefCell<BTreeSet<(ZoneIndex, u64)>>,
-    order: RefCell<BTreeSet<u64>>,
+    last_ticket: Cell<u64>,
+    by_zone: RefCell<BTreeSet<(ZoneIndex, u64)>>,
+    by_arrival: RefCell<BTreeSet<u64>>,
 }
 
 /// A waiting append, until it is dropped.
 pub struct WaitingAppend<'a> {
     all: &'a WaitingAppends,
-    place: (ZoneIndex, u64),
-    left: &'a Notify,
+    zone: ZoneIndex,
+    ticket: u64,
+    ended: &'a Notify,
 }
 
 impl WaitingAppends {
     /// Number of waiting appends.
     pub fn len(&self) -> usize {
-        self.list.borrow().len()
+        self.by_zone.borrow().len()
     }
 
     /// Returns a number that is larger than those of all waiting appends, and smaller than those of later
     /// ones.
     pub fn ticket(&self) -> u64 {
-        self.tickets.set(self.tickets.get() + 1);
-        self.tickets.get()
+        self.last_ticket.set(self.last_ticket.get() + 1);
+        self.last_ticket.get()
     }
 
-    /// Adds an append; `left` is notified when it no longer waits.
-    pub fn enter<'a>(&'a self, zone: ZoneIndex, left: &'a Notify) -> WaitingAppend<'a> {
-        let place = (zone, self.ticket());
-        self.list.borrow_mut().insert(place);
-        self.order.borrow_mut().insert(place.1);
-        WaitingAppend { all: self, place, left }
+    /// Adds an append; `ended` is notified when it no longer waits.
+    pub fn add<'a>(&'a self, zone: ZoneIndex, ended: &'a Notify) -> WaitingAppend<'a> {
+        let ticket = self.ticket();
+        self.by_zone.borrow_mut().insert((zone, ticket));
+        self.by_arrival.borrow_mut().insert(ticket);
+        WaitingAppend { all: self, zone, ticket, ended }
     }
 
-    /// Whether an append to this zone waits that came before the ticket.
+    /// Whether an append to this zone waits that arrived before the ticket was drawn.
     pub fn has_before(&self, zone: ZoneIndex, ticket: u64) -> bool {
-        self.list.borrow().range((zone, 0)..(zone, ticket)).next().is_some()
+        self.by_zone.borrow().range((zone, 0)..(zone, ticket)).next().is_some()
     }
 }
 
 impl WaitingAppend<'_> {
-    /// Whether no append waits that came before this one.
+    /// Whether no earlier append waits.
     pub fn is_first(&self) -> bool {
-        self.all.order.borrow().first() == Some(&self.place.1)
+        self.all.by_arrival.borrow().first() == Some(&self.ticket)
     }
 }
 
 impl Drop for WaitingAppend<'_> {
     fn drop(&mut self) {
-        self.all.list.borrow_mut().remove(&self.place);
-        self.all.order.borrow_mut().remove(&self.place.1);
-        self.left.notify_all();
+        self.all.by_zone.borrow_mut().remove(&(self.zone, self.ticket));
+        self.all.by_arrival.borrow_mut().remove(&self.ticket);
+        self.ended.notify_all();
     }
 }
 
@@ -69,12 +70,12 @@ mod tests {
 
     #[test]
     fn a_ticket_is_after_the_appends_before_it() {
-        let (all, left) = (WaitingAppends::default(), Notify::new());
-        let first = all.enter(ZoneIndex(1), &left);
+        let (all, ended) = (WaitingAppends::default(), Notify::new());
+        let first = all.add(ZoneIndex(1), &ended);
         let ticket = all.ticket();
-        let later = all.enter(ZoneIndex(1), &left);
+        let later = all.add(ZoneIndex(1), &ended);
         assert!(all.has_before(ZoneIndex(1), ticket) && !all.has_before(ZoneIndex(0), ticket));
-        let other = all.enter(ZoneIndex(0), &left);
+        let other = all.add(ZoneIndex(0), &ended);
         assert!(first.is_first() && !later.is_first() && !other.is_first());
         drop(first);
         assert!(later.is_first() && !other.is_first(), "the zone doesn't matter");

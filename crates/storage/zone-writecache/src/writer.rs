@@ -1,36 +1,36 @@
-//! The writer: forms records of the queue and writes them to the fast device, one at a time, so that a record
-//! holds the operations of all calls that came while the one before it was written (group commit).
+//! The writer: forms records of the queue and writes them to the fast device, one at a time. A record has the
+//! operations of all calls that arrived while the one before it was written (group commit).
 
-use crate::core::{Core, Queued};
+use crate::core::Core;
 use crate::counters::count;
-use crate::format::{Action, Entry, Header, MAX_ENTRIES, Position, header_bytes};
+use crate::format::{Action, Header, Position, header_bytes};
 use crate::pending::Pending;
-use block::{Buffer, Durability, Payload, Result, ZoneAddress};
+use crate::queue::Queued;
+use block::{Buffer, Durability, Payload, Result};
 use std::rc::Rc;
 
-/// Attempts at writing a record before the fast device counts as failed.
+/// Attempts at writing a record, after which the fast device has failed.
 const ATTEMPTS: usize = 3;
 
 /// Writes records until the cache is closed. Once the fast device has failed or the uploads have ended, it
 /// only completes calls, with that error.
 pub async fn run(core: Rc<Core>) {
     loop {
-        if core.queue.borrow().is_empty() {
+        if core.queue.is_empty() {
             if core.health.is_closing() {
                 break;
             }
-            core.arrived.notified().await;
+            core.queue.arrival().await;
             // Calls of the same turn join the record.
             runtime::yield_now().await;
             continue;
         }
-        // Also operations that were queued before, so that none is written after one that isn't.
+        // Also operations that were queued before the failure: none is written after one that failed.
         if let Err(error) = core.health.check_device().and_then(|()| core.health.check_conflict()) {
-            let queued: Vec<Queued> = core.queue.borrow_mut().drain(..).collect();
-            core.complete(queued, &Err(error));
+            core.complete(core.queue.take_all(), &Err(error));
             continue;
         }
-        let queued = core.take_queued();
+        let queued = core.queue.take_record(core.layout.record_data);
         let outcome = core.write_record(&queued).await;
         core.complete(queued, &outcome);
         // Calls that follow a completion join the next record.
@@ -40,33 +40,14 @@ pub async fn run(core: Rc<Core>) {
 }
 
 impl Core {
-    /// Takes the operations of the next record from the queue.
-    fn take_queued(&self) -> Vec<Queued> {
-        let mut queue = self.queue.borrow_mut();
-        let mut bytes = 0;
-        let count = queue.iter().take(MAX_ENTRIES).take_while(|queued| {
-            bytes += queued.entry.length();
-            bytes <= self.layout.record_data
-        });
-        // One append may be longer than the limit.
-        let count = count.count().max(1);
-        queue.drain(..count).collect()
-    }
-
-    /// Completes the calls of these operations.
+    /// Completes the calls of these operations, and wakes what waits for progress.
     fn complete(&self, queued: Vec<Queued>, outcome: &Result<()>) {
-        let bytes: u64 = queued.iter().map(|queued| queued.entry.length()).sum();
-        self.queued_bytes.set(self.queued_bytes.get() - bytes);
-        self.written.set(self.written.get() + queued.len() as u64);
-        for Queued { done, .. } in queued {
-            // A call that was dropped doesn't wait.
-            let _ = done.send(outcome.clone());
-        }
+        self.queue.complete(queued, outcome);
         self.progress.notify_all();
         self.demand.changed.notify_all();
     }
 
-    /// Writes one record, and puts its operations into effect.
+    /// Writes one record, and enters its operations into the index and the pending list.
     async fn write_record(&self, queued: &[Queued]) -> Result<()> {
         let block = self.layout.block_size;
         let data: u64 = queued.iter().map(|queued| queued.entry.length()).sum();
@@ -85,7 +66,7 @@ impl Core {
         let payload = self.encode(&header, queued, length);
         let mut attempt = 1;
         loop {
-            match self.fast.write(self.layout.place(at), payload.clone(), Durability::Visible).await {
+            match self.fast.write(self.layout.log_block(at), payload.clone(), Durability::Visible).await {
                 Ok(()) => break,
                 Err(error) if attempt < ATTEMPTS => {
                     tracing::warn!("record {record} of a write cache of zones, attempt {attempt}: {error}");
@@ -101,7 +82,7 @@ impl Core {
         }
         count(&self.counters.records, 1);
         self.log.head.set(Position { address: at + length, record: record + 1, entry: 0 });
-        self.take_effect(&header);
+        self.enter_operations(&header);
         self.log.completed.set(record);
         Ok(())
     }
@@ -127,11 +108,11 @@ impl Core {
             let end = at + length;
             // Records after the checkpoint are needed to open the cache.
             if end - self.superblock.get().checkpoint_at.address <= self.layout.ring {
-                // Uploaded data in the way leaves the cache.
+                // Uploaded data that is overwritten is read from the origin from here on.
                 let overwritten = end.saturating_sub(self.layout.ring);
                 let tail = self.superblock.get().tail.address;
                 self.index.borrow_mut().forget_before(overwritten, tail);
-                self.readers.ended_before(overwritten).await;
+                self.readers.wait_until_ended_before(overwritten).await;
                 return Ok(at);
             }
             // The uploader, which frees space, ends with a close and with a conflict.
@@ -143,39 +124,15 @@ impl Core {
     }
 
     /// Enters the operations of a written record into the index and the pending list.
-    fn take_effect(&self, header: &Header) {
-        let since = runtime::now();
-        let mut data = header.address + header.bytes(self.layout.block_size);
-        let end = self.log.head.get();
-        let last = header.entries.len();
-        for (number, entry) in header.entries.iter().enumerate() {
-            self.enter_index(entry, data);
-            let end = match number + 1 == last {
-                true => end,
-                false => {
-                    Position { address: header.address, record: header.record, entry: number as u32 + 1 }
-                }
-            };
-            let Header { record, flush_epoch, written, .. } = *header;
-            let pending = Pending { entry: *entry, data, record, end, flush_epoch, written, since };
-            self.pending.borrow_mut().push(pending);
-            if entry.action == Action::Append {
+    fn enter_operations(&self, header: &Header) {
+        let next = self.log.head.get();
+        for pending in Pending::of_record(header, self.layout.block_size, next, runtime::now()) {
+            self.index.borrow_mut().apply(&pending.entry, pending.data);
+            if pending.entry.action == Action::Append {
                 count(&self.counters.appends, 1);
-                count(&self.counters.appended_bytes, entry.length());
+                count(&self.counters.appended_bytes, pending.entry.length());
             }
-            data += entry.length();
-        }
-    }
-
-    /// Enters an operation into the index, with the address of its data.
-    pub fn enter_index(&self, entry: &Entry, data: u64) {
-        let mut index = self.index.borrow_mut();
-        match entry.action {
-            Action::Append => {
-                index.insert(ZoneAddress::new(entry.zone.0, entry.offset), entry.length(), data)
-            }
-            Action::Reset => index.forget_zone(entry.zone),
-            _ => {}
+            self.pending.borrow_mut().push(pending);
         }
     }
 }

@@ -6,13 +6,14 @@
 //! - [`overlay`]: zones whose changes stay in memory, to open zones without changing them.
 //! - [`bytes`]: encoding and decoding of formats without a fixed length.
 //! - [`record`]: records of a log, with checksums under a key of the log.
-//! - [`limits`]: counts of open and active zones.
+//! - [`limits`]: counts of open and active zones. [`errors`]: errors that several implementations return.
 //! - [`sector`]: superblocks and other records of one sector.
 //!
 //! Left to others: group commit, cleaning and recovery (`logkit`), and running the calls
 //! (`runtime`).
 
 pub mod bytes;
+pub mod errors;
 pub mod gate;
 pub mod limits;
 pub mod on_device;
@@ -21,14 +22,7 @@ pub mod ram;
 pub mod record;
 pub mod sector;
 
-/// Returns the error of an append at byte `wanted` of a zone whose write pointer is elsewhere.
-#[cold]
-pub fn misplaced(zone: block::ZoneIndex, wanted: u64, write_pointer: u64) -> block::Error {
-    block::Error::misplaced(format!(
-        "append at byte {wanted} of zone {zone}: expected its write pointer, byte {write_pointer}"
-    ))
-}
-
+pub use errors::misplaced;
 pub use on_device::OnDevice;
 pub use overlay::Overlay;
 pub use ram::RamZones;

@@ -8,6 +8,7 @@
 //! - Appends take memory up to [`Overlay::new`]'s limit; beyond it they fail with [`Error::NoSpace`].
 //! - Appends are in order, and nothing is durable: a flush has no effect.
 
+use crate::errors;
 use block::{
     Buffer, CachedBytes, Call, Durable, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, Staging,
     Status, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart,
@@ -164,14 +165,11 @@ impl Handle {
         self.change(zone, |state, bytes, total| {
             let at = bytes.len() as u64;
             if let Some(wanted) = wanted.filter(|wanted| *wanted != at) {
-                return Err(crate::misplaced(zone, wanted, at));
+                return Err(errors::misplaced(zone, wanted, at));
             }
             let length = payload.len() as u64;
             if length > capacity - at {
-                return Err(Error::no_space(format!(
-                    "append of {length} bytes to zone {zone}: expected at most {}, the rest of the zone; finish it and use another",
-                    capacity - at
-                )));
+                return Err(errors::exceeds_zone(zone, length, capacity - at));
             }
             if length > most - (*total).min(most) {
                 return Err(Error::no_space(format!(
@@ -235,10 +233,7 @@ impl Handle {
                 buffer.append(bytes);
                 Ok(())
             }
-            None => Err(Error::invalid(format!(
-                "read of {length} bytes at {at}: no data was appended from byte {} on",
-                bytes.len()
-            ))),
+            None => Err(errors::exceeds_write_pointer(at, length, bytes.len() as u64)),
         })
     }
 }

@@ -11,6 +11,7 @@
 //! Memory is bounded by the number of zones times their capacity. Shards share each zone with a mutex that is
 //! never held over an await. Randomness comes from the runtime, so a simulation's seed decides it.
 
+use crate::errors;
 use crate::gate::Gate;
 use crate::limits::Limits;
 use block::{
@@ -424,20 +425,17 @@ impl Shared {
         let region = {
             let mut guard = self.lock_unowned(zone, epoch).await?;
             if !(guard.state.is_open() || matches!(guard.state, ZoneState::Empty | ZoneState::Closed)) {
-                return Err(refusal(zone, guard.state));
+                return Err(errors::wrong_state(zone, guard.state));
             }
             if let Some(wanted) = wanted.filter(|wanted| *wanted != guard.write_pointer) {
-                return Err(crate::misplaced(zone, wanted, guard.write_pointer));
+                return Err(errors::misplaced(zone, wanted, guard.write_pointer));
             }
             if !guard.state.is_open() {
                 self.open_locked(&mut guard, zone, ZoneState::ImplicitlyOpen)?;
             }
             let left = self.geometry.zone_capacity - guard.write_pointer;
             if payload.len() as u64 > left {
-                return Err(Error::no_space(format!(
-                    "append of {} bytes to zone {zone}: expected at most {left}, the rest of the zone; finish it and use another",
-                    payload.len()
-                )));
+                return Err(errors::exceeds_zone(zone, payload.len() as u64, left));
             }
             guard.reserve(payload.len() as u64, wanted.is_some())
         };
@@ -478,7 +476,7 @@ impl Shared {
                 guard.state = ZoneState::ExplicitlyOpen;
                 Ok(())
             }
-            state => Err(refusal(zone, state)),
+            state => Err(errors::wrong_state(zone, state)),
         }
     }
 
@@ -491,7 +489,7 @@ impl Shared {
                 self.limits.moved(state, ZoneState::Closed);
                 Ok(())
             }
-            state => Err(refusal(zone, state)),
+            state => Err(errors::wrong_state(zone, state)),
         }
     }
 
@@ -564,10 +562,7 @@ impl Shared {
         let zone = self.slot(at.zone).lock();
         let start = at.offset.0 as usize;
         if (start + length) as u64 > zone.write_pointer {
-            return Err(Error::invalid(format!(
-                "read of {length} bytes at {at}: no data was appended from byte {} on",
-                zone.write_pointer
-            )));
+            return Err(errors::exceeds_write_pointer(at, length, zone.write_pointer));
         }
         let there = zone.bytes.get(start..).unwrap_or_default();
         buffer.append(&there[..length.min(there.len())]);
@@ -587,16 +582,6 @@ impl Shared {
         };
         Ok((first.0..end).map(report).collect())
     }
-}
-
-/// Returns the error of a call that is invalid for a zone in this state.
-fn refusal(zone: ZoneIndex, state: ZoneState) -> Error {
-    let remedy = match state {
-        ZoneState::Empty => "it is open from its first append on",
-        ZoneState::Full => "reset it, or use another",
-        _ => "finish or reset it, and use another",
-    };
-    Error::invalid(format!("zone {zone} is {state:?}: {remedy}"))
 }
 
 struct Handle {

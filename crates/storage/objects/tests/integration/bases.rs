@@ -1,5 +1,5 @@
-//! Bases beside the deltas: other bytes under their keys replace nothing, and what a full list of garbage
-//! left of the writer's own epoch is found by a search.
+//! Bases beside the deltas: other bytes under their keys replace nothing, and `gc` finds garbage of the
+//! writer's own epoch that didn't fit into the list of garbage.
 
 use crate::common::{append, create, handle, read, reopen, world};
 use block::{Part, ZoneIndex, Zones};
@@ -66,7 +66,7 @@ fn other_bytes_in_place_of_a_base_replace_nothing() {
         let base = base().unwrap();
         runtime::sleep(Duration::from_secs(100)).await;
         assert!(!bucket.objects.borrow().contains_key(FIRST) && !damaged.borrow().contains(&base));
-        // What the list of garbage had no space for: a delta, a base, and a piece of an earlier attempt. A
+        // Garbage that doesn't fit into the list: a delta, a base, and a piece of an earlier attempt. A
         // later piece may be one that is being uploaded.
         assert_eq!(part.message("gc").await.unwrap(), "0 objects will be deleted");
         let piece =

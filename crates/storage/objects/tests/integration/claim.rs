@@ -39,7 +39,7 @@ fn a_volume_that_is_found_keeps_its_writer_until_the_first_handle() {
         assert_eq!((claim.number, &*claim.writer, claim.token), (1, "a test", None));
         find(false).await.close().await.unwrap();
         assert_eq!(all(&bucket), before, "nothing was changed");
-        // What the writer adds after that is found by the claim.
+        // The claim finds manifests that the writer adds after that.
         append(&*old, 0, 2, 4096).await;
         old.flush(&[ZoneIndex(0)]).await.unwrap();
         let new = handle(&second).await;
@@ -124,7 +124,7 @@ fn the_first_handles_of_many_shards_are_one_claim() {
     }
 }
 
-/// A message needs a claim, too: objects that another writer needs aren't garbage.
+/// A message also needs a claim: objects that another writer needs aren't garbage.
 #[test]
 fn a_search_for_garbage_claims_first() {
     world(5, |_bucket| async move {
@@ -140,7 +140,7 @@ fn a_search_for_garbage_claims_first() {
 /// Damaged bytes under the next number end the writer with the kind that layers above take as final; an
 /// answer that the store refuses doesn't.
 #[test]
-fn the_end_of_a_writer_has_one_kind_and_refusals_are_waited_out() {
+fn damaged_manifests_end_a_writer_with_read_only_and_refused_requests_are_repeated() {
     world(6, |bucket| async move {
         let part = create().await;
         let handle = handle(&part).await;

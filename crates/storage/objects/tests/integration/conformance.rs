@@ -1,5 +1,5 @@
-//! The suite of the contract, with crashes: a new writer takes the volume over while the old one's requests
-//! are still in flight.
+//! The suite of the contract, with crashes: a new writer claims the volume while requests of the last one are
+//! still in flight.
 
 use crate::common::options;
 use block::{Call, DevicePart, ZonesPart};
@@ -67,7 +67,7 @@ fn zones_in_a_bucket_keep_the_promises() {
         ),
         (4, 2, Keys::Store, Faults { lost_answer: 0.05, internal: 0.05, ..Faults::default() }),
     ] {
-        // A writer that still lives isn't locked out of a key store in memory, as it would be out of a file.
+        // A writer that still runs isn't locked out of a key store in memory, as it would be out of a file.
         let crashes = if keys == Keys::Store { 0 } else { 12 };
         let simulation =
             runtime::Simulation { shards, most_events: 400_000_000, ..runtime::Simulation::new(seed) };

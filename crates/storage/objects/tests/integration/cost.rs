@@ -32,7 +32,7 @@ fn a_gib_takes_at_most_140_puts() {
 
 /// Flushes of a few KiB, in pieces of 64 KiB: `U` uploaded pieces, and `F` flushes, are at most
 /// `U + F + U / 4` PUTs, since each merge removes eight objects and needs at most two PUTs. A finished zone
-/// of `z` bytes has at most `z / t + 1` pieces of `t` bytes, and eight that aren't worth it.
+/// of `z` bytes has at most `z / t + 1` pieces of `t` bytes, and eight that are too few to be merged.
 #[test]
 fn many_small_flushes_become_few_objects() {
     for length in [512, 2048] {
@@ -58,7 +58,7 @@ fn many_small_flushes_become_few_objects() {
                 assert!(pieces <= most, "{pieces} pieces of {zone} zones, {most} permitted");
                 handle.finish(ZoneIndex(zone)).await.unwrap();
             }
-            // What is left is merged at the expense of the next uploads.
+            // The other pieces are merged with the budget of the next uploads.
             append(&*handle, 7, 5, 512).await;
             handle.flush(&[ZoneIndex(7)]).await.unwrap();
             runtime::sleep(Duration::from_secs(70)).await;

@@ -1,4 +1,4 @@
-//! One writer: an acknowledgement after the fence never happens, whenever a writer wakes up.
+//! One writer: no flush is acknowledged after the fence, whenever a suspended writer continues.
 
 use crate::common::{append, create, handle, options, read, reopen, world};
 use block::{EraseGuarantee, Error, Part, ZoneIndex, ZoneState};
@@ -38,8 +38,8 @@ fn opening_fences_the_writer_before() {
     });
 }
 
-/// Lets three writers work after the sleeping one: enough for bases, deletions and further epochs.
-async fn go_on_for_a_day() {
+/// Lets three further writers work for a day: enough for bases, deletions and further epochs.
+async fn let_others_write_for_a_day() {
     for _ in 0..3 {
         let part = reopen().await;
         let handle = handle(&part).await;
@@ -55,14 +55,14 @@ async fn go_on_for_a_day() {
 }
 
 #[test]
-fn a_writer_that_sleeps_for_a_day_is_fenced_when_it_wakes() {
+fn a_writer_that_was_suspended_for_a_day_is_fenced() {
     world(2, |bucket| async move {
         let first = create().await;
         let old = handle(&first).await;
         append(&*old, 0, 1, 4096).await;
         old.flush(&[ZoneIndex(0)]).await.unwrap();
         append(&*old, 0, 2, 4096).await;
-        go_on_for_a_day().await;
+        let_others_write_for_a_day().await;
         let of_first = |bucket: &Bucket| {
             let objects = bucket.objects.borrow();
             objects.keys().filter(|key| key.starts_with("db1/manifest/00000001/")).count()
@@ -72,14 +72,14 @@ fn a_writer_that_sleeps_for_a_day_is_fenced_when_it_wakes() {
     });
 }
 
-/// The seal is what fences: without it, the writer that wakes up acknowledges.
+/// The seal fences: without it the suspended writer acknowledges again.
 #[test]
 fn a_deleted_seal_would_let_two_writers_acknowledge() {
     world(3, |bucket| async move {
         let first = create().await;
         let old = handle(&first).await;
         append(&*old, 0, 1, 4096).await;
-        go_on_for_a_day().await;
+        let_others_write_for_a_day().await;
         let is_seal =
             |key: &str| key.starts_with("db1/manifest/00000001/") && !key.ends_with("/0000000000000000");
         bucket.objects.borrow_mut().retain(|key, _| !is_seal(key));
@@ -92,7 +92,7 @@ type Acknowledged = Rc<RefCell<Vec<(u32, u64, u64, u8)>>>;
 
 const BLOCK: usize = 4096;
 
-/// A writer that takes the volume over, and flushes until it is fenced or has written enough.
+/// Claims the volume, and flushes until it is fenced or has written enough.
 async fn writer(value: u8, acknowledged: Acknowledged) {
     runtime::sleep(Duration::from_millis(runtime::random_u64() % 3000)).await;
     let Ok(part) = ObjectsPart::open(options(false)).await else { return };
@@ -109,7 +109,8 @@ async fn writer(value: u8, acknowledged: Acknowledged) {
     }
 }
 
-/// Writers that take over from each other. Returns the acknowledged flushes that the last one doesn't have.
+/// Lets writers claim the volume one after the other. Returns the acknowledged flushes that the last one
+/// lacks.
 async fn race(bucket: Rc<Bucket>, faults: Faults) -> Vec<(u32, u64, u64, u8)> {
     create().await;
     bucket.faults.set(faults);

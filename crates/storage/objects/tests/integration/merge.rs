@@ -50,7 +50,7 @@ fn a_zone_of_small_flushes_becomes_few_objects() {
                 zones.finish(ZoneIndex(zone)).await.unwrap();
             }
         }
-        // Another upload pays for what is left.
+        // Another upload gives the budget for the other pieces.
         fill(&*zones, 4, 0..30).await;
         runtime::sleep(Duration::from_secs(1)).await;
         let status = part.status().await;
@@ -152,7 +152,7 @@ fn a_reset_cancels_the_merge_of_its_zone() {
     });
 }
 
-/// After a crash a write cache repeats what may be lost, while the zone is merged.
+/// After a crash a write cache repeats appends that may be lost, while the zone is merged.
 #[test]
 fn a_zone_that_is_merged_can_be_rewound() {
     for rewound in [0, 7, 24, 59] {
@@ -188,9 +188,9 @@ fn a_zone_that_is_merged_can_be_rewound() {
     }
 }
 
-/// A read that takes longer than the grace finds the pieces that it began with deleted, and reads the others.
+/// A read that takes longer than the grace doesn't find its pieces any more, and reads the merged ones.
 #[test]
-fn a_read_that_outlasts_the_grace_of_merged_pieces_looks_again() {
+fn a_read_that_outlasts_the_grace_of_merged_pieces_is_repeated() {
     world(6, |bucket| async move {
         let settings = objects::Settings { grace: Duration::from_secs(1), ..settings() };
         let part = ObjectsPart::open(objects::Options { settings, ..options(true) }).await.unwrap();
@@ -251,7 +251,7 @@ fn pieces_that_cannot_be_read_stay_and_others_are_merged() {
 
 /// No request of a merge while the store fails or asks for fewer, and nothing while no user writes.
 #[test]
-fn merges_wait_for_a_store_that_is_well_and_for_uploads() {
+fn merges_wait_for_a_store_without_failures_and_for_uploads() {
     world(8, |bucket| async move {
         let part = create().await;
         let zones = handle(&part).await;
@@ -310,9 +310,9 @@ fn memory_of_a_merge_is_a_part_of_the_limit() {
     });
 }
 
-/// Only pieces that can't be read are given up.
+/// A damaged upload of a merged piece doesn't exclude the zone from merging, as unreadable pieces do.
 #[test]
-fn an_upload_that_is_damaged_on_its_way_refuses_no_zone() {
+fn an_upload_that_is_damaged_in_transfer_excludes_no_zone() {
     world(10, |bucket| async move {
         let part = create().await;
         let zones = handle(&part).await;

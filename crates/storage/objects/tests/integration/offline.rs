@@ -38,7 +38,7 @@ async fn flushed(handle: &dyn Zones, zone: u32, value: u8, length: usize) {
 }
 
 #[test]
-fn status_and_check_write_nothing_and_fence_nobody() {
+fn status_and_check_write_nothing_and_fence_no_writer() {
     world(1, |bucket| async move {
         let part = create().await;
         let handle = handle(&part).await;
@@ -67,7 +67,7 @@ fn status_and_check_write_nothing_and_fence_nobody() {
 }
 
 #[test]
-fn nothing_but_an_error_is_said_of_no_volume() {
+fn a_prefix_without_a_volume_is_an_error() {
     world(2, |_bucket| async move {
         let not_found = |error: Error| {
             assert!(matches!(error, Error::NotFound(_)) && error.to_string().contains("\"db1/\""), "{error}");
@@ -107,7 +107,7 @@ fn a_check_finds_lost_and_altered_objects_with_their_zones_and_bytes() {
         assert_eq!(found(&report), [first, (altered, Some(1), 48 << 10..96 << 10), last], "{report:?}");
         assert_eq!((report.damaged_objects, report.lost_bytes), (3, 104 << 10));
         assert_eq!(report.verified_bytes, Some(4 * (200 << 10) - (104 << 10)));
-        // The rest is served.
+        // All other bytes are served.
         let part = reopen().await;
         let handle = crate::common::handle(&part).await;
         assert_eq!(read(&*handle, 0, 0, 96 << 10).await.unwrap(), vec![0; 96 << 10]);
@@ -128,7 +128,7 @@ fn damaged_manifests_and_lost_claims_are_damage() {
         let report = check(false).await;
         assert!(report.is_damaged() && report.damage[0].what.contains(&claim), "{report:?}");
         bucket.objects.borrow_mut().insert(claim, kept);
-        // Of a lost claim in the middle no earlier state is taken for the present one.
+        // After the loss of a claim in the middle no earlier state is taken for the newest one.
         for _ in 0..3 {
             reopen().await.close().await.unwrap();
         }
@@ -157,7 +157,7 @@ fn damaged_manifests_and_lost_claims_are_damage() {
     });
 }
 
-/// A store in which errors come back for other reasons isn't damaged.
+/// Errors of the store for other reasons aren't damage.
 #[test]
 fn an_outage_is_no_damage() {
     world(5, |bucket| async move {
@@ -258,7 +258,7 @@ fn a_survey_beside_the_deletion_of_old_manifests_finds_no_damage() {
     }
 }
 
-/// Once a volume has been closed or fenced, what its last writer left is garbage as well.
+/// After a close or a fence, objects that the last writer hasn't named are garbage as well.
 #[test]
 fn garbage_of_the_last_writer_is_deleted_once_it_has_ended() {
     world(7, |bucket| async move {
@@ -364,7 +364,7 @@ fn a_fence_ends_the_writer_and_claims_nothing() {
 }
 
 #[test]
-fn a_fence_overtakes_a_writer_that_flushes_without_pauses() {
+fn a_fence_ends_a_writer_that_flushes_without_pauses() {
     for seed in 60..63 {
         world(seed, move |bucket| async move {
             bucket.latency.set(Duration::from_millis(20));

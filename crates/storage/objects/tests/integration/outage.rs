@@ -20,7 +20,7 @@ fn outage(bucket: &Bucket) -> Rc<Cell<bool>> {
 }
 
 #[test]
-fn an_outage_is_waiting_and_memory_stays_bounded() {
+fn an_outage_makes_flushes_wait_and_memory_stays_bounded() {
     world(1, |bucket| async move {
         let part = create().await;
         let handle = handle(&part).await;
@@ -68,7 +68,7 @@ fn an_outage_is_waiting_and_memory_stays_bounded() {
 }
 
 #[test]
-fn a_close_has_a_limit_and_says_what_is_lost() {
+fn a_close_has_a_time_limit_and_returns_the_number_of_lost_bytes() {
     world(2, |bucket| async move {
         let part = create().await;
         let handle = handle(&part).await;
@@ -105,7 +105,7 @@ fn nothing_is_lost_in_a_storm_of_503_and_lost_answers() {
                 let (zone, offset) = (u32::from(round % 4), u64::from(round / 4) * (30 << 10));
                 assert_eq!(read(&*handle, zone, offset, 30 << 10).await.unwrap(), vec![round; 30 << 10]);
             }
-            // What failed attempts left is garbage.
+            // Objects of failed attempts are garbage.
             part.message("gc").await.unwrap();
             runtime::sleep(Duration::from_secs(200)).await;
             let pieces = bucket.objects.borrow().keys().filter(|key| key.contains("zones/")).count();
@@ -114,7 +114,7 @@ fn nothing_is_lost_in_a_storm_of_503_and_lost_answers() {
     }
 }
 
-/// Uploads use the client's retry budget up: reads wait all the same, for two minutes.
+/// Reads wait for two minutes, even if uploads have used up the client's retry budget.
 #[test]
 fn a_read_waits_for_the_end_of_an_outage_and_has_a_limit() {
     world(3, |bucket| async move {
@@ -142,7 +142,7 @@ fn a_read_waits_for_the_end_of_an_outage_and_has_a_limit() {
     });
 }
 
-/// A rewind that returns before an append lands would take it for a repetition.
+/// A rewind waits for earlier appends: one that takes effect later would be taken for a repetition.
 #[test]
 fn a_rewind_waits_for_appends_that_wait_for_memory() {
     world(4, |bucket| async move {
@@ -209,7 +209,7 @@ fn pieces_stay_large_on_a_slow_store() {
     });
 }
 
-/// An object that the store keeps doesn't keep the others.
+/// An object whose deletion the store refuses doesn't delay the deletion of others.
 #[test]
 fn objects_are_deleted_beside_one_that_the_store_refuses() {
     world(6, |bucket| async move {

@@ -1,5 +1,5 @@
-//! Writers and openings that overtake each other: numbers of manifests that were deleted, a writer that
-//! flushes without a pause, a writer that begins late.
+//! Races of writers and openings: numbers of manifests that were deleted, a writer that flushes without a
+//! pause, a writer that writes its first manifests late.
 
 use crate::common::{ZONES, append, bytes, create, handle, options, read, reopen, settings, world};
 use block::{EraseGuarantee, Error, Part, ZoneIndex, ZoneState, Zones};
@@ -121,7 +121,7 @@ fn a_number_that_was_deleted_is_no_seal() {
 
 /// Each refused number costs three requests, and the writer needs one for each.
 #[test]
-fn a_writer_without_pauses_is_fenced_soon_and_for_ever() {
+fn a_writer_without_pauses_is_fenced_within_a_few_rounds() {
     for seed in 1..=5 {
         world(seed, move |bucket| async move {
             let begun = runtime::now();
@@ -185,7 +185,7 @@ fn manifests_of_a_writer_that_begins_late_are_followed() {
     }
 }
 
-/// Seals after a gap, which their creator didn't get to, aren't the end.
+/// Seals after a gap, whose creator has crashed, don't end the epoch.
 #[test]
 fn a_gap_before_a_seal_is_filled() {
     world(1, |bucket| async move {

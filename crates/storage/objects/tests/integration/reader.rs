@@ -56,7 +56,7 @@ fn a_reader_follows_the_writer_and_does_not_fence_it() {
         let asked = bucket.asked.borrow().len();
         runtime::sleep(INTERVAL * 10).await;
         assert!(bucket.asked.borrow().len() - asked <= 22, "{}", bucket.asked.borrow().len() - asked);
-        // A clean end, and the next writer.
+        // A clean stop, and the next writer.
         drop(writer);
         part.close().await.unwrap();
         let part = reopen().await;
@@ -142,7 +142,7 @@ fn a_view_is_of_one_manifest_and_stays() {
 }
 
 #[test]
-fn what_the_writer_has_deleted_is_a_clear_error_until_the_next_follow() {
+fn deleted_pieces_are_an_error_until_the_next_follow() {
     world(3, |_bucket| async move {
         let part = create().await;
         let writer = handle(&part).await;
@@ -167,9 +167,9 @@ fn what_the_writer_has_deleted_is_a_clear_error_until_the_next_follow() {
     });
 }
 
-/// After a day its manifests are deleted, and other writers have written.
+/// After a day the reader's manifests are deleted, and other writers have written.
 #[test]
-fn a_reader_that_sleeps_finds_the_newest_state() {
+fn a_reader_that_was_suspended_finds_the_newest_state() {
     world(4, |_bucket| async move {
         let part = create().await;
         flushed(&*handle(&part).await, 0, 1, 4096).await;
@@ -197,7 +197,7 @@ fn a_reader_that_sleeps_finds_the_newest_state() {
 }
 
 #[test]
-fn an_outage_leaves_the_last_state() {
+fn during_an_outage_the_last_state_is_read() {
     world(5, |bucket| async move {
         let part = create().await;
         let writer = handle(&part).await;
@@ -226,7 +226,7 @@ fn an_outage_leaves_the_last_state() {
 
 /// The pieces that a slow reader knows were merged and deleted: a newer manifest has their bytes.
 #[test]
-fn what_was_merged_since_is_read_from_the_newest_state() {
+fn merged_pieces_are_read_from_the_newest_state() {
     world(6, |_bucket| async move {
         let part = create().await;
         let writer = handle(&part).await;
@@ -287,7 +287,7 @@ fn a_reader_far_behind_catches_up_with_one_follow() {
 /// A look beside an opening: the state of the epoch before isn't taken for the last one once the next epoch
 /// has a base.
 #[test]
-fn a_look_beside_an_opening_finds_what_was_flushed() {
+fn a_look_beside_an_opening_finds_all_flushed_bytes() {
     for delay in (0..300).step_by(10) {
         world(8, move |bucket| async move {
             let part = create().await;

@@ -36,8 +36,8 @@ fn options(port: u16, format: bool, probe: bool, encryption: Option<&Encryption>
     }
 }
 
-/// The life of a volume: appends, reads, resets, a second writer, deletions, a clean stop.
-async fn life(port: u16, probe: bool, encryption: Option<&Encryption>) {
+/// Uses a volume: appends, reads, resets, a second writer, deletions, a clean stop.
+async fn use_volume(port: u16, probe: bool, encryption: Option<&Encryption>) {
     let first = ObjectsPart::open(options(port, true, probe, encryption)).await.unwrap();
     let old = handle(&first).await;
     for zone in 0..4 {
@@ -87,9 +87,9 @@ async fn life(port: u16, probe: bool, encryption: Option<&Encryption>) {
 fn on(program: Program, probe: bool) {
     let Some(server) = Server::start(program) else { return };
     runtime::run(runtime::Config::default(), move || async move {
-        life(server.port, probe, None).await;
+        use_volume(server.port, probe, None).await;
         // Formats it again.
-        life(server.port, probe, Some(&encryption())).await;
+        use_volume(server.port, probe, Some(&encryption())).await;
         drop(server);
     })
     .unwrap();

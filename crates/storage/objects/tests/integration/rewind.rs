@@ -1,5 +1,5 @@
-//! Repeated appends after a crash: a flush of several zones is there as a whole or not at all, with nothing
-//! that it didn't cover, and a rewound zone continues.
+//! Repeated appends after a crash: of a flush of several zones all bytes or none are found, without later
+//! appends, and a rewound zone continues.
 
 use crate::common::{append, bytes, create, handle, read, reopen, world};
 use block::{Error, Part, ZoneAddress, ZoneIndex, ZoneState, Zones, ZonesPart};

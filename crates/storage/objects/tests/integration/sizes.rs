@@ -48,7 +48,7 @@ fn the_smallest_and_the_largest_pieces_keep_their_bytes() {
 }
 
 #[test]
-fn many_zones_cost_nothing_at_each_operation() {
+fn the_work_of_an_operation_does_not_grow_with_the_zones() {
     world(2, |bucket| async move {
         let part = format(1 << 20, 1 << 30, Settings::default()).await;
         let zones = handle(&part).await;
@@ -190,7 +190,7 @@ fn steps_of_the_clock_change_no_grace() {
             assert_eq!(pieces(), 1, "within the grace");
             runtime::sleep(Duration::from_secs(10)).await;
             assert_eq!(pieces(), 0);
-            // A writer whose clock is another one takes over.
+            // A writer with another wall clock claims the volume.
             append(&*zones, 0, 2, 4096).await;
             zones.flush(&[ZoneIndex(0)]).await.unwrap();
             runtime::step_simulated_wall_clock(-2 * seconds);

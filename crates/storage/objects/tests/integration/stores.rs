@@ -1,4 +1,4 @@
-//! The log directly on zones in a bucket, and writers that it survives.
+//! The log directly on zones in a bucket, with crashes of its writers.
 
 use crate::common::{options, world};
 use block::{BlockIndex, Buffer, Data, Device, DevicePart, Durability, Part, ZonesPart};

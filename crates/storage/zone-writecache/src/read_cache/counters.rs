@@ -9,7 +9,7 @@ counters! {
     read_cache_hits,
     /// Bytes of these parts.
     read_cache_hit_bytes,
-    /// Chunks, and parts of chunks, that were missing, those that were being fetched included.
+    /// Chunks, and parts of chunks, that were missing, including those that were being fetched.
     read_cache_misses,
     /// Bytes of these parts.
     read_cache_missed_bytes,
@@ -17,7 +17,7 @@ counters! {
     read_cache_fills,
     /// Bytes of these chunks.
     read_cache_filled_bytes,
-    /// Chunks that the fast device didn't take, didn't give, or gave with a wrong checksum.
+    /// Chunks that the fast device failed to write or to read, or whose checksum was wrong.
     read_cache_errors,
     /// Requests to the origin ahead of sequential reads.
     read_ahead_requests,
@@ -25,7 +25,7 @@ counters! {
     read_ahead_bytes,
     /// Bytes of chunks fetched ahead that were read.
     read_ahead_used_bytes,
-    /// Bytes of chunks fetched ahead that left the cache, or didn't enter it, before they were read.
+    /// Bytes of chunks fetched ahead that were evicted, or not admitted, before they were read.
     read_ahead_wasted_bytes,
 }
 

@@ -1,5 +1,5 @@
-//! Fetches in flight: each has consecutive chunks of one zone, in one request to the origin. A chunk is in at
-//! most one of them. Their bytes have a limit, until their chunks are in the cache.
+//! Fetches in flight: each is one request to the origin for consecutive chunks of one zone. A chunk is part
+//! of at most one of them. The bytes of all are limited, and counted until their chunks are in the cache.
 
 use super::ZoneEnd;
 use super::region::Region;
@@ -11,21 +11,21 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Requests ahead of reads leave this share of the limit to reads.
+/// Inverse of the share of the limit that requests ahead of reads leave to reads.
 const SHARE_OF_READS: u64 = 4;
 
 /// A fetch.
 #[derive(Debug)]
 pub struct Fetch {
-    /// Place in the origin.
+    /// Address of the first byte.
     pub at: ZoneAddress,
     /// Number of bytes.
     pub length: u64,
     /// Generation of the zone.
     pub generation: u64,
-    /// Whether it was begun ahead of a sequential read.
+    /// Whether the fetch is ahead of a sequential read.
     pub is_ahead: bool,
-    /// Chunks that were read, one bit each: a request has at most 64.
+    /// Chunks that were read, one bit each: a request has at most 64 chunks.
     used: Cell<u64>,
     outcome: RefCell<Option<Result<Data>>>,
     finished: Notify,
@@ -58,7 +58,7 @@ impl Fetch {
         self.is_ahead && self.used.get() & self.bit(start, chunk) == 0
     }
 
-    /// Gives the outcome to all readers.
+    /// Sets the outcome, and wakes the reads that wait for it.
     pub fn finish(&self, outcome: Result<Data>) {
         self.outcome.replace(Some(outcome));
         self.finished.notify_all();
@@ -104,7 +104,7 @@ impl Fetches {
         self.by_chunk.range(ChunkKey::of_zone(zone)).next().is_some()
     }
 
-    /// Begins a fetch of chunks of which none has one; `None` at the limit of the bytes.
+    /// Begins a fetch of chunks that aren't being fetched; `None` at the limit of the bytes.
     pub fn begin(
         &mut self,
         region: &Region,

@@ -1,7 +1,7 @@
 //! Sizes of the read cache: chunks, units of verification, and the bounds of its memory.
 //!
 //! A chunk has 16 units, each with a checksum in memory, so a read of 4 KiB reads one unit. The number of
-//! chunks has a limit, which bounds the memory: chunks are larger in a larger region.
+//! chunks is limited, which bounds the memory: chunks are larger in a larger region.
 
 use block::{BlockIndex, Error, Result};
 use stack::format_size;
@@ -17,11 +17,11 @@ const UNIT: u64 = 4096;
 const MAX_UNIT: u64 = 64 << 10;
 /// Limit of the chunks of a region.
 const MAX_SLOTS: u64 = 1 << 16;
-/// Limit of the chunks of a zone, which the key of a chunk has bits for.
+/// Limit of the chunks of a zone, by the bits of a chunk's key.
 const ZONE_CHUNKS: u64 = (1 << super::slots::CHUNK_BITS) - 1;
-/// Limit of the bytes of a request to the origin, unless a chunk is larger; an object store reads as much at
-/// a time.
-const REQUEST: u64 = 1 << 20;
+/// Limit of the bytes of a request to the origin, unless a chunk is larger: the size of one request of an
+/// object store.
+const MAX_REQUEST: u64 = 1 << 20;
 /// Memory of a chunk's slot, with the queues of the policy, in bytes.
 const SLOT_MEMORY: u64 = 96;
 /// Memory of the tables of the index and of the policy for a slot, in bytes; their sizes are powers of two.
@@ -30,10 +30,10 @@ const TABLE_MEMORY: u64 = 24;
 const ZONE_MEMORY: u64 = 48;
 /// Limit of the memory of the read cache and of the tables of zones together.
 const MEMORY: u64 = 24 << 20;
-/// Limits of the data that is being fetched.
-const FETCHES: (u64, u64) = (4 << 20, 16 << 20);
+/// Smallest and largest limit of the data that is being fetched.
+const FETCH_LIMITS: (u64, u64) = (4 << 20, 16 << 20);
 /// Limit of the bytes that are requested ahead of one sequential read.
-const WINDOW: u64 = 8 << 20;
+const MAX_WINDOW: u64 = 8 << 20;
 
 /// Region of the fast device with the chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,7 +65,8 @@ pub fn check_size(bytes: u64) -> Result<u64> {
 }
 
 impl Region {
-    /// Divides the bytes from `start` on into chunks; `None` where not a single chunk is possible.
+    /// Divides `bytes` bytes at `start` into chunks; `None` if there is no space for one, or no permitted
+    /// size of a chunk is a multiple of the origin's unit of reads.
     pub fn new(
         start: u64,
         bytes: u64,
@@ -104,7 +105,7 @@ impl Region {
         end / self.granularity * self.granularity
     }
 
-    /// Bytes of the chunk that has byte `at` of a zone whose data ends at `end`.
+    /// Range of the chunk with byte `at` of a zone whose data ends at `end`.
     pub fn chunk_at(&self, at: u64, end: u64) -> Range<u64> {
         let start = at / self.chunk * self.chunk;
         start..(start + self.chunk).min(end)
@@ -112,7 +113,7 @@ impl Region {
 
     /// End of the request to the origin that begins with this byte of a zone.
     pub fn request_end(&self, at: u64) -> u64 {
-        let request = REQUEST.max(self.chunk);
+        let request = MAX_REQUEST.max(self.chunk);
         (at / request + 1) * request
     }
 
@@ -121,7 +122,7 @@ impl Region {
         BlockIndex((self.start + u64::from(slot) * self.chunk + at) / self.block_size)
     }
 
-    /// Whole blocks with the first `length` bytes of a chunk.
+    /// Rounds the length of a chunk up to whole blocks.
     pub fn whole_blocks(&self, length: u64) -> u64 {
         length.next_multiple_of(self.block_size)
     }
@@ -132,17 +133,17 @@ impl Region {
         slots * SLOT_MEMORY + slots.next_power_of_two() * TABLE_MEMORY
     }
 
-    /// Limit of the data that is being fetched: what the index and the tables of zones leave of the memory.
+    /// Limit of the data that is being fetched: [`MEMORY`] without the index and the tables of zones.
     pub fn fetch_bytes(&self, zones: u32) -> u64 {
         let used = self.index_bytes() + u64::from(zones) * ZONE_MEMORY;
-        MEMORY.saturating_sub(used).clamp(FETCHES.0, FETCHES.1).max(self.chunk)
+        MEMORY.saturating_sub(used).clamp(FETCH_LIMITS.0, FETCH_LIMITS.1).max(self.chunk)
     }
 
-    /// Limit of the bytes ahead of one sequential read. Chunks that aren't read yet are in the small queue of
-    /// the policy, a tenth of the slots, and mustn't displace each other.
+    /// Limit of the bytes ahead of one sequential read. Chunks that weren't read yet are in the small queue
+    /// of the policy, a tenth of the slots, and must not evict each other.
     pub fn max_window(&self, zones: u32) -> u64 {
         let of_queue = u64::from(self.slots / 20).max(1) * self.chunk;
-        WINDOW.min(self.fetch_bytes(zones) / 2).min(of_queue).max(self.chunk)
+        MAX_WINDOW.min(self.fetch_bytes(zones) / 2).min(of_queue).max(self.chunk)
     }
 }
 
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn places_and_ends() {
+    fn blocks_of_slots_and_ends_of_chunks_and_requests() {
         let region = region(1 << 20);
         assert_eq!(region.block(3, 8192), BlockIndex(((1 << 20) + 3 * (64 << 10) + 8192) / 4096));
         assert_eq!(region.chunk_at(70_000, 1 << 20), 65536..131_072);

@@ -1,7 +1,7 @@
-//! Slots of the region: which chunk each holds, the checksums of its units, and which one is evicted next.
+//! Slots of the region: the chunk of each, the checksums of its units, and the choice of the next victim.
 //!
-//! A slot is free, taken (its chunk is being written), or holds a chunk. A chunk that leaves while it is read
-//! keeps its slot until the last read has ended, so no slot is written under a read.
+//! A slot is free, taken (its chunk is being written), or holds a chunk. A chunk that is evicted while it is
+//! read keeps its slot until the last read has ended, so no slot is written while it is read.
 
 use super::region::UNITS;
 use block::ZoneIndex;
@@ -10,20 +10,21 @@ use std::ops::Range;
 
 /// Bits of the number of a chunk in its zone.
 pub const CHUNK_BITS: u32 = 26;
-/// Bits of a generation. Later ones that are equal in these bits find no chunk: a reset removes them.
+/// Bits of a generation in a key. A reset removes the chunks of a zone, so a later generation with the same
+/// bits finds none of them.
 const GENERATION_BITS: u32 = 20;
 /// Key of a slot without a chunk. No chunk has it: the last number of a chunk isn't used.
 const NONE: u64 = u64::MAX;
-/// Searches for a victim before a chunk isn't admitted.
-const SEARCHES: usize = 8;
+/// Searches for a victim, after which a chunk isn't admitted.
+const MAX_SEARCHES: usize = 8;
 
 /// The chunk was fetched ahead and not read since.
 const AHEAD: u32 = 1 << 31;
-/// The chunk has left, and the slot is free after the reads in flight.
-const LEAVES: u32 = 1 << 30;
-/// The slot isn't used again after the reads in flight.
-const RETIRES: u32 = 1 << 29;
-const LENGTH: u32 = RETIRES - 1;
+/// The chunk was evicted, and the slot is free once no read is in flight.
+const EVICTED: u32 = 1 << 30;
+/// The slot is retired once no read is in flight.
+const RETIRING: u32 = 1 << 29;
+const LENGTH: u32 = RETIRING - 1;
 
 /// Checksums of the units of a chunk.
 pub type Sums = [u32; UNITS];
@@ -100,7 +101,7 @@ impl Slots {
         self.used
     }
 
-    /// Number of slots that aren't used after an error.
+    /// Number of slots that aren't used any more, after an error.
     pub fn retired(&self) -> usize {
         self.retired
     }
@@ -132,30 +133,30 @@ impl Slots {
         Some(Part { slot, bytes, length, sums: self.sums[number], was_ahead, key })
     }
 
-    /// Ends a read. A chunk with wrong bytes leaves the cache, with its slot.
+    /// Ends a read. A chunk with wrong bytes is removed, and its slot retired.
     pub fn end_read(&mut self, part: &Part, is_good: bool) {
         let number = part.slot as usize;
         if !is_good {
             if self.keys[number] == part.key.0 {
                 self.detach(part.slot);
             }
-            self.lengths[number] |= RETIRES;
+            self.lengths[number] |= RETIRING;
         }
         self.readers[number] -= 1;
         if self.readers[number] == 0 {
-            self.settle(part.slot);
+            self.free_if_unread(part.slot);
         }
     }
 
-    /// Frees or retires a slot whose chunk has left, once it has no readers.
-    fn settle(&mut self, slot: u32) {
+    /// Frees or retires a slot without a chunk, once no read of it is in flight.
+    fn free_if_unread(&mut self, slot: u32) {
         let number = slot as usize;
         let flags = self.lengths[number];
-        if self.readers[number] > 0 || flags & (LEAVES | RETIRES) == 0 {
+        if self.readers[number] > 0 || flags & (EVICTED | RETIRING) == 0 {
             return;
         }
         self.lengths[number] = 0;
-        match flags & RETIRES != 0 {
+        match flags & RETIRING != 0 {
             true => self.retired += 1,
             false => self.free.push(slot),
         }
@@ -170,7 +171,7 @@ impl Slots {
         self.policy.remove(slot);
         self.used -= 1;
         let wasted = if self.lengths[number] & AHEAD != 0 { self.length(slot) } else { 0 };
-        self.lengths[number] = self.lengths[number] & !AHEAD | LEAVES;
+        self.lengths[number] = self.lengths[number] & !AHEAD | EVICTED;
         wasted
     }
 
@@ -180,7 +181,7 @@ impl Slots {
         if let Some(slot) = self.free.pop() {
             return Some((slot, 0));
         }
-        for _ in 0..SEARCHES.min(self.used) {
+        for _ in 0..MAX_SEARCHES.min(self.used) {
             let (keys, readers) = (&self.keys, &self.readers);
             let victim =
                 self.policy.victim(&|slot| keys[slot as usize], &mut |slot| readers[slot as usize] == 0);
@@ -198,8 +199,8 @@ impl Slots {
         self.free.push(slot);
     }
 
-    /// Gives up a slot that was taken.
-    pub fn retire(&mut self, _slot: u32) {
+    /// Retires a slot that was taken.
+    pub fn retire(&mut self) {
         self.retired += 1;
     }
 
@@ -220,7 +221,7 @@ impl Slots {
     fn forget(&mut self, key: ChunkKey) -> u64 {
         let Some(slot) = self.find(key) else { return 0 };
         let wasted = self.detach(slot);
-        self.settle(slot);
+        self.free_if_unread(slot);
         wasted
     }
 
@@ -290,7 +291,7 @@ mod tests {
         let part = slots.begin_read(key(0, 0, 0), 0..10).expect("cached");
         assert_eq!(slots.take().expect("the other one").0, other);
         assert!(slots.take().is_none(), "one is taken, and one is read");
-        // It leaves, and is free once the read ends.
+        // Its chunk is removed, and the slot is free once the read ends.
         slots.forget_zone(ZoneIndex(0), 0, 2);
         assert!(!slots.has(key(0, 0, 0), 1) && slots.take().is_none());
         slots.end_read(&part, true);
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_with_wrong_bytes_is_given_up() {
+    fn a_slot_with_wrong_bytes_is_retired() {
         let mut slots = Slots::new(2);
         fill(&mut slots, key(0, 0, 0), 100);
         let (first, second) = (
@@ -322,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_leaves_what_is_read_often() {
+    fn a_scan_evicts_no_chunk_that_is_read_often() {
         let mut slots = Slots::new(1000);
         let read = |slots: &mut Slots, chunk| match slots.begin_read(key(0, 0, chunk), 0..10) {
             Some(part) => slots.end_read(&part, true),
@@ -334,7 +335,7 @@ mod tests {
             (0..500).for_each(|chunk| read(&mut slots, chunk));
         }
         (10_000..12_000).for_each(|chunk| read(&mut slots, chunk));
-        let left = (0..500).filter(|chunk| slots.has(key(0, 0, *chunk), 100)).count();
-        assert_eq!(left, 500, "a scan of twice the cache");
+        let kept = (0..500).filter(|chunk| slots.has(key(0, 0, *chunk), 100)).count();
+        assert_eq!(kept, 500, "a scan of twice the cache");
     }
 }

@@ -1,4 +1,4 @@
-//! Sequential reads, and the decision which bytes are fetched ahead of them.
+//! Sequential reads, and the bytes to fetch ahead of them.
 //!
 //! A stream is a series of reads of one zone, each of which begins at the end of the one before, or at most
 //! 64 KiB after it: records of a log have headers between the data. It is sequential after four reads, or
@@ -10,29 +10,32 @@
 use block::ZoneIndex;
 use std::ops::Range;
 
-/// Streams that are followed at a time.
-const STREAMS: usize = 64;
+/// Number of streams that are followed at a time.
+const MAX_STREAMS: usize = 64;
 /// Limit of the bytes between two reads of a stream.
-const GAP: u64 = 64 << 10;
-/// Distance by which reads of a sequential stream may be behind its end: clients have several in flight.
-const BEHIND: u64 = 1 << 20;
-/// Reads, and bytes of one read less, after which a stream is sequential.
-const READS: u32 = 4;
-const BYTES: u64 = 256 << 10;
-/// First window.
-const FIRST: u64 = 256 << 10;
-/// Bytes of the origin that are requested together, if the window is large enough.
+const MAX_GAP: u64 = 64 << 10;
+/// Distance by which a read of a sequential stream may begin before its end: clients have several reads in
+/// flight, which arrive out of order.
+const MAX_REORDER: u64 = 1 << 20;
+/// Number of reads after which a stream is sequential.
+const MIN_READS: u32 = 4;
+/// Bytes after which a stream with one read less is sequential.
+const MIN_BYTES: u64 = 256 << 10;
+/// Window of a stream that has become sequential.
+const FIRST_WINDOW: u64 = 256 << 10;
+/// Bytes that are requested together, if the window is large enough.
 const STEP: u64 = 1 << 20;
-/// Limit of the window in bytes that the stream has read: so much may be fetched in vain.
-const RATIO: u64 = 4;
-/// Bytes after which the share of the bytes that were read is computed afresh.
-const MEMORY: u64 = 16 << 20;
-/// Reads of others after which a stream doesn't continue in another zone.
-const CONTINUES: u64 = 64;
-/// Reads of others for which a sequential stream is kept.
-const KEPT: u64 = 1024;
+/// Limit of the window as a multiple of the bytes that the stream has read, which bounds what is fetched in
+/// vain.
+const MAX_RATIO: u64 = 4;
+/// Length of a stream over which the share of the bytes that were read is computed.
+const SPAN: u64 = 16 << 20;
+/// Number of reads of other streams after which a stream doesn't continue in another zone.
+const MAX_PAUSE: u64 = 64;
+/// Number of reads of other streams for which a sequential stream is kept longer than others.
+const SEQUENTIAL_BONUS: u64 = 1024;
 
-/// A read.
+/// A read of a user.
 #[derive(Debug, Clone, Copy)]
 pub struct Note {
     /// The zone.
@@ -49,17 +52,19 @@ pub struct Note {
 struct Stream {
     zone: ZoneIndex,
     generation: u64,
-    /// Start of the bytes of which `read` were read.
+    /// Start of the range for the share of the bytes that were read.
     start: u64,
-    /// End of the last read.
+    /// End of the read that ends last.
     next: u64,
+    /// Bytes that were read between `start` and `next`.
     read: u64,
+    /// Number of reads.
     reads: u32,
-    /// Bytes that were read, those in earlier zones included.
+    /// Bytes that were read, including those in earlier zones.
     all: u64,
     /// Bytes to have ahead of `next`; 0 while the stream isn't sequential.
     window: u64,
-    /// The window once the bytes that are wanted now have been requested.
+    /// Window after the bytes that are wanted now were requested.
     next_window: u64,
     /// End of the bytes that were requested ahead.
     ahead: u64,
@@ -70,16 +75,17 @@ struct Stream {
 }
 
 impl Stream {
-    fn has(&self, note: &Note) -> bool {
-        let behind = if self.window > 0 { BEHIND } else { 0 };
+    /// Whether a read continues this stream.
+    fn is_continued_by(&self, note: &Note) -> bool {
+        let reorder = if self.window > 0 { MAX_REORDER } else { 0 };
         self.reads > 0
             && (self.zone, self.generation) == (note.zone, note.generation)
-            && note.offset + behind >= self.next
-            && note.offset <= self.next + GAP
+            && note.offset + reorder >= self.next
+            && note.offset <= self.next + MAX_GAP
     }
 
     fn is_sequential(&self) -> bool {
-        let is_long = self.reads >= READS || self.reads == READS - 1 && self.read >= BYTES;
+        let is_long = self.reads >= MIN_READS || self.reads == MIN_READS - 1 && self.read >= MIN_BYTES;
         is_long && 2 * self.read >= self.next - self.start
     }
 
@@ -89,7 +95,7 @@ impl Stream {
         self.all += note.length;
         self.reads = self.reads.saturating_add(1);
         let span = self.next - self.start;
-        if span > MEMORY {
+        if span > SPAN {
             self.start += span / 2;
             self.read /= 2;
         }
@@ -104,20 +110,20 @@ pub struct Streams {
     /// Bytes of a chunk.
     chunk: u64,
     /// Limit of the window.
-    most: u64,
+    max_window: u64,
 }
 
 impl Streams {
     /// Creates an empty set, for chunks of this size. A limit of 0 fetches nothing ahead.
-    pub fn new(chunk: u64, most: u64) -> Self {
-        Streams { streams: Vec::new(), reads: 0, chunk, most }
+    pub fn new(chunk: u64, max_window: u64) -> Self {
+        Streams { streams: Vec::new(), reads: 0, chunk, max_window }
     }
 
     /// Notes a read of a zone whose data ends at `end`. Returns the number of its stream, and the bytes that
     /// are to be fetched ahead of it.
     pub fn note(&mut self, note: Note, end: u64) -> Option<(usize, Range<u64>)> {
         self.reads += 1;
-        let found = self.streams.iter().position(|stream| stream.has(&note));
+        let found = self.streams.iter().position(|stream| stream.is_continued_by(&note));
         let number = match found {
             Some(number) => {
                 self.streams[number].add(&note);
@@ -125,7 +131,7 @@ impl Streams {
             }
             None => self.begin(note),
         };
-        let (chunk, most) = (self.chunk, self.most);
+        let (chunk, max_window) = (self.chunk, self.max_window);
         let stream = &mut self.streams[number];
         (stream.seen, stream.end) = (self.reads, end);
         if !stream.is_sequential() {
@@ -135,15 +141,15 @@ impl Streams {
         if stream.window == 0 {
             stream.ahead = 0;
         }
-        let first = FIRST.max(chunk).min(most);
-        let window =
-            (2 * stream.window).min(RATIO * stream.all).max(stream.window).clamp(first, most.max(first));
+        let first = FIRST_WINDOW.max(chunk).min(max_window);
+        let grown = (2 * stream.window).min(MAX_RATIO * stream.all).max(stream.window);
+        let window = grown.clamp(first, max_window.max(first));
         stream.next_window = window;
         // The read itself fetches the rest of its last chunk.
         let from = stream.ahead.max(stream.next.next_multiple_of(chunk));
         let step = (window / 2).clamp(1, STEP.max(chunk));
         let wanted = stream.next + window;
-        if most == 0 || from + step > wanted || from >= end {
+        if max_window == 0 || from + step > wanted || from >= end {
             return None;
         }
         let mut to = wanted.next_multiple_of(chunk);
@@ -168,23 +174,23 @@ impl Streams {
         };
         let reads = self.reads;
         let has_ended = |ended: &Stream| {
-            ended.window > 0 && ended.next + GAP >= ended.end && ended.seen + CONTINUES >= reads
+            ended.window > 0 && ended.next + MAX_GAP >= ended.end && ended.seen + MAX_PAUSE >= reads
         };
-        let ended = self.streams.iter().position(has_ended).filter(|_| note.offset < GAP);
+        let ended = self.streams.iter().position(has_ended).filter(|_| note.offset < MAX_GAP);
         if let Some(ended) = ended {
             let before = self.streams[ended];
             stream.window = before.window;
             stream.all += before.all;
-            stream.reads = READS;
+            stream.reads = MIN_READS;
             self.streams[ended] = stream;
             return ended;
         }
-        if self.streams.len() < STREAMS {
+        if self.streams.len() < MAX_STREAMS {
             self.streams.push(stream);
             return self.streams.len() - 1;
         }
-        let age = |stream: &Stream| stream.seen + if stream.window > 0 { KEPT } else { 0 };
-        let oldest = (0..STREAMS).min_by_key(|number| age(&self.streams[*number])).unwrap_or(0);
+        let rank = |stream: &Stream| stream.seen + if stream.window > 0 { SEQUENTIAL_BONUS } else { 0 };
+        let oldest = (0..MAX_STREAMS).min_by_key(|number| rank(&self.streams[*number])).unwrap_or(0);
         self.streams[oldest] = stream;
         oldest
     }
@@ -221,7 +227,7 @@ mod tests {
         Note { zone: ZoneIndex(zone), generation: 1, offset, length }
     }
 
-    /// Notes a read, and takes what it is to fetch as fetched.
+    /// Notes a read, and takes the bytes that are to be fetched ahead as requested.
     fn read(streams: &mut Streams, note: Note, end: u64) -> Option<Range<u64>> {
         let (number, bytes) = streams.note(note, end)?;
         streams.set_ahead(number, note.zone, bytes.end);
@@ -238,12 +244,12 @@ mod tests {
             if let Some(bytes) = read(&mut streams, note(0, offset, 4 * KIB), END) {
                 assert!(bytes.start % CHUNK == 0 && bytes.end % CHUNK == 0, "{bytes:?}");
                 largest = largest.max(bytes.end - offset);
-                ratio = ratio.max((bytes.end - CHUNK).saturating_sub(FIRST) / (offset + 4 * KIB));
+                ratio = ratio.max((bytes.end - CHUNK).saturating_sub(FIRST_WINDOW) / (offset + 4 * KIB));
                 ahead.push(bytes);
             }
         }
         assert_eq!(ahead[0], 64 * KIB..320 * KIB, "after four reads");
-        assert!(ratio <= RATIO + 1, "{ratio} times the bytes that were read");
+        assert!(ratio <= MAX_RATIO + 1, "{ratio} times the bytes that were read");
         assert!(ahead.windows(2).all(|pair| pair[0].end == pair[1].start), "nothing twice, and no hole");
         assert!((7 << 20..=(8 << 20) + CHUNK).contains(&largest), "{largest}");
         let late = &ahead[ahead.len() - 20..];
@@ -298,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_with_the_data_and_with_the_zone() {
+    fn a_window_ends_with_the_data_and_continues_in_the_next_zone() {
         let mut streams = Streams::new(CHUNK, 8 << 20);
         let end = 300 * KIB;
         let all: Vec<_> =

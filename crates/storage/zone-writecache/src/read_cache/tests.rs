@@ -28,7 +28,7 @@ fn complete(cache: &ReadCache, fetch: &Rc<Fetch>) {
     cache.end_fetch(fetch);
 }
 
-/// Pieces in words; reads of chunks end.
+/// Describes the pieces of a plan, and ends its reads of chunks.
 fn words(cache: &ReadCache, plan: &Plan) -> Vec<(u64, String)> {
     let word = |(bytes, source): &(usize, Source)| {
         let word = match source {

@@ -1,4 +1,4 @@
-//! `ack = origin`: flushes, finishes and resets wait for the bucket, and nothing else does.
+//! `ack = "origin"`: flushes, finishes and resets wait for the bucket, and other calls don't.
 
 use crate::bucket::{How, bucket_options, empty_disk, open_cache_with, world};
 use crate::promises::{KIB, filled, number, text};
@@ -13,13 +13,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use zone_writecache::{Ack, ZoneWriteCachePart};
 
+/// Opens a new cache whose flushes wait for the bucket.
 async fn open_waiting() -> Arc<ZoneWriteCachePart> {
     let cache = open_cache_with(Arc::new(empty_disk()), How::Format, Ack::Origin).await.unwrap();
     cache.message("flush").await.unwrap();
     cache
 }
 
-/// State of a zone in what the bucket holds now: in a copy of it, behind another address.
+/// State of a zone that an opening of the bucket finds now: in a copy of the bucket at another address.
 async fn in_bucket(bucket: &Rc<Bucket>, copy: &Cell<u8>, zone: u32) -> ZoneReport {
     copy.set(copy.get() + 1);
     let address = format!("10.0.1.{}:80", copy.get());
@@ -48,7 +49,7 @@ fn a_flush_a_finish_and_a_reset_return_once_the_bucket_has_them() {
             let ((), took) = timed(handle.flush(&[ZoneIndex(0)])).await;
             assert!((two_requests..5 * two_requests).contains(&took), "a flush took {took:?}");
             assert_eq!(in_bucket(&bucket, &copy, 0).await.write_pointer, round * 4 * KIB as u64);
-            // A flush of nothing.
+            // A flush without new appends.
             let ((), took) = timed(handle.flush(&[ZoneIndex(0)])).await;
             assert!(took < Duration::from_millis(5), "{took:?}");
         }
@@ -62,7 +63,7 @@ fn a_flush_a_finish_and_a_reset_return_once_the_bucket_has_them() {
         assert_eq!(
             in_bucket(&bucket, &copy, 1).await.write_pointer,
             4 * KIB as u64,
-            "it was before the reset"
+            "the append was before the reset"
         );
         assert_eq!(
             (text(&*cache, "ack").await, text(&*cache, "state").await),
@@ -73,7 +74,7 @@ fn a_flush_a_finish_and_a_reset_return_once_the_bucket_has_them() {
     });
 }
 
-/// Appends and flushes a block to each of 20 zones some times, by a client each.
+/// Appends a block and flushes, `rounds` times, by a client for each of 20 zones.
 async fn clients(handle: &Rc<dyn Zones>, rounds: usize) -> Result<()> {
     let clients = (0..20).map(|zone| {
         let handle = handle.clone();
@@ -102,13 +103,13 @@ fn flushes_that_wait_share_an_upload() {
     });
 }
 
-/// Each request gets 503 until the switch is off.
+/// Answers each request with 503 while the returned switch is on.
 fn outage(bucket: &Bucket) -> Rc<Cell<bool>> {
-    let is_gone = Rc::new(Cell::new(true));
-    let switch = is_gone.clone();
+    let is_down = Rc::new(Cell::new(true));
+    let switch = is_down.clone();
     let answer = b"HTTP/1.1 503 x\r\ncontent-length: 0\r\n\r\n";
     bucket.follow(move |_| switch.get().then(|| answer.to_vec()));
-    is_gone
+    is_down
 }
 
 #[test]
@@ -116,7 +117,7 @@ fn an_outage_makes_flushes_wait_and_nothing_fails() {
     world(3, |bucket| async move {
         let cache = open_waiting().await;
         let (handle, copy) = (cache.open().await.unwrap(), Cell::new(0));
-        let is_gone = outage(&bucket);
+        let is_down = outage(&bucket);
         let flushing: Vec<_> = (0..3)
             .map(|zone| {
                 let handle = handle.clone();
@@ -143,9 +144,9 @@ fn an_outage_makes_flushes_wait_and_nothing_fails() {
         assert_eq!(status["unflushed_bytes"], 4096, "the last append, which no flush followed");
         assert!(status["awaited_seconds"].as_f64().unwrap() > 3600.0, "{status:?}");
         assert!(status["lag_seconds"].as_f64().unwrap() > 3600.0, "{status:?}");
-        is_gone.set(false);
+        is_down.set(false);
         let flushed = runtime::timeout(Duration::from_secs(30), runtime::join_all(flushing)).await;
-        flushed.expect("it is back").into_iter().for_each(|outcome| outcome.unwrap());
+        flushed.expect("the store answers again").into_iter().for_each(|outcome| outcome.unwrap());
         assert_eq!(in_bucket(&bucket, &copy, 1).await.state, ZoneState::Full);
         assert_eq!(in_bucket(&bucket, &copy, 2).await.generation, 2);
         let status = cache.status().await;
@@ -163,7 +164,7 @@ fn a_close_ends_flushes_that_wait() {
         let cache = open_cache_with(disk.clone(), How::Format, Ack::Origin).await.unwrap();
         cache.message("flush").await.unwrap();
         let handle = cache.open().await.unwrap();
-        let is_gone = outage(&bucket);
+        let is_down = outage(&bucket);
         handle.append(ZoneIndex(0), filled(3, 4 * KIB)).await.unwrap();
         let flushing = {
             let handle = handle.clone();
@@ -176,7 +177,7 @@ fn a_close_ends_flushes_that_wait() {
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
         let error = flushing.await.unwrap_err();
         assert!(matches!(error, Error::Closed(_)), "{error}");
-        is_gone.set(false);
+        is_down.set(false);
         let cache = open_cache_with(disk, How::Again, Ack::Origin).await.unwrap();
         let handle = cache.open().await.unwrap();
         let at = ZoneAddress::new(0, 0);
@@ -184,9 +185,9 @@ fn a_close_ends_flushes_that_wait() {
     });
 }
 
-/// The message `flush` and a flush by a user are the same then, but for an error of the origin.
+/// An error of the origin ends the message `flush`, and not a flush by a user.
 #[test]
-fn the_message_returns_the_first_error_and_a_flush_waits_it_out() {
+fn the_message_returns_the_first_error_and_a_flush_waits_for_success() {
     crate::promises::simulated(|| async {
         let (origin, switch) = crate::origins::Switched::new(crate::ram_zones());
         let options = zone_writecache::Options { ack: Ack::Origin, ..crate::options(true) };

@@ -1,4 +1,4 @@
-//! A log on a write cache of zones whose origin is a bucket: power cuts of both, the fast device lost, and an
+//! A log on a write cache of zones whose origin is a bucket: power cuts, the loss of the fast device, and an
 //! outage of the store.
 
 use crate::crash_disk::CrashDisk;
@@ -48,17 +48,17 @@ pub fn bucket_options(format: bool) -> objects::Options {
     }
 }
 
-/// The bucket as zones, whose writer before is fenced.
+/// Opens the bucket as zones, which fences its last writer.
 pub async fn open_bucket(format: bool) -> Arc<ObjectsPart> {
     Arc::new(ObjectsPart::open(bucket_options(format)).await.unwrap())
 }
 
-/// The write cache over the bucket.
+/// Opens the write cache over the bucket.
 pub async fn open_cache(fast: Arc<dyn DevicePart>, how: How) -> Result<Arc<ZoneWriteCachePart>> {
     open_cache_with(fast, how, Ack::Fast).await
 }
 
-/// As [`open_cache`], with a moment of acknowledgement.
+/// As [`open_cache`], with a value of the key `ack`.
 pub async fn open_cache_with(
     fast: Arc<dyn DevicePart>,
     how: How,
@@ -69,7 +69,7 @@ pub async fn open_cache_with(
     ZoneWriteCachePart::open(fast, Arc::new(bucket), options).await.map(Arc::new)
 }
 
-/// The log over the write cache.
+/// Opens the log over the write cache.
 pub async fn open_log(fast: Arc<dyn DevicePart>, how: How) -> Result<(Arc<ZoneWriteCachePart>, LogPart)> {
     open_log_with(fast, how, Ack::Fast).await
 }
@@ -84,7 +84,7 @@ async fn open_log_with(
     let of_log = log::kind::Options { format, size: Some(1 << 20), ..log::kind::Options::default() };
     let log = log::kind::open_on_zones(cache.clone() as Arc<dyn ZonesPart>, &of_log).await?;
     if format {
-        // From now on the bucket alone holds a log.
+        // So that the bucket alone has a log.
         cache.message("flush").await?;
     }
     Ok((cache, log))
@@ -168,7 +168,7 @@ async fn work(
 }
 
 /// State after a power cut of the machine, and the client's writes.
-struct Left {
+struct AfterCut {
     objects: BTreeMap<String, Stored>,
     fast: CrashDisk,
     model: Model,
@@ -188,8 +188,9 @@ pub fn world<T: 'static, Fut: Future<Output = T> + 'static>(
     runtime::simulate(simulation, run).unwrap_or_else(|error| panic!("seed {seed}: {error}")).value
 }
 
-/// Works, and cuts the power at some moment. A fast device may lie about its flushes.
-fn cut(seed: u64, lies: bool, ack: Ack) -> Left {
+/// Writes and flushes, and cuts the power at a random moment. With `lies` the fast device acknowledges
+/// flushes that it doesn't carry out.
+fn cut(seed: u64, lies: bool, ack: Ack) -> AfterCut {
     world(seed, move |bucket| async move {
         let disk = Arc::new(empty_disk());
         let rules = if lies { vec!["flush lie".to_owned()] } else { Vec::new() };
@@ -201,12 +202,12 @@ fn cut(seed: u64, lies: bool, ack: Ack) -> Left {
         runtime::spawn(work(device, model.clone(), Random::new(seed + 1), 500)).detach();
         runtime::sleep(Duration::from_millis(random.below(5000))).await;
         let model = model.borrow().clone();
-        Left { objects: bucket.objects.borrow().clone(), fast: disk.crash(&mut random), model }
+        AfterCut { objects: bucket.objects.borrow().clone(), fast: disk.crash(&mut random), model }
     })
 }
 
-/// Opens what a power cut left, with the fast device or without it. Returns the writes that are there.
-fn reopened(seed: u64, left: &Left, how: How) -> Result<Vec<u32>> {
+/// Opens the state after a power cut, with the fast device or without it. Returns the writes that are found.
+fn reopened(seed: u64, left: &AfterCut, how: How) -> Result<Vec<u32>> {
     let fast = match how {
         How::NewFast => empty_disk(),
         _ => CrashDisk::with(left.fast.bytes(), BLOCK as u64, true),
@@ -230,7 +231,7 @@ fn reopened(seed: u64, left: &Left, how: How) -> Result<Vec<u32>> {
 }
 
 #[test]
-fn after_a_power_cut_nothing_flushed_is_lost_and_the_bucket_alone_is_an_older_state() {
+fn after_a_power_cut_no_flushed_write_is_lost_and_the_bucket_alone_has_an_older_state() {
     let (mut behind, mut advanced) = (0, 0);
     for seed in 1..=8 {
         println!("seed {seed}");
@@ -264,7 +265,7 @@ fn the_bucket_alone_has_every_flush_that_waited_for_it() {
     assert!(flushes > 50, "{flushes} flushes: the seeds show nothing");
 }
 
-/// The comparison finds a fast device that acknowledges flushes which it doesn't do.
+/// The comparison finds a fast device that acknowledges flushes without carrying them out.
 #[test]
 fn a_fast_device_that_lies_is_found() {
     let is_lost = |seed| {
@@ -277,14 +278,14 @@ fn a_fast_device_that_lies_is_found() {
 
 /// During an outage of a minute writes continue up to the limit of the lag. Then they wait; nothing fails.
 #[test]
-fn an_outage_of_the_store_is_waiting() {
+fn an_outage_of_the_store_makes_writes_wait() {
     let (objects, model) = world(1, |bucket| async move {
         let (cache, log) = open_log(Arc::new(empty_disk()), How::Format).await.unwrap();
         let device = log.open().await.unwrap();
         let model = Model::new();
         work(device.clone(), model.clone(), Random::new(1), 50).await.unwrap();
-        let is_gone = Rc::new(Cell::new(true));
-        let switch = is_gone.clone();
+        let is_down = Rc::new(Cell::new(true));
+        let switch = is_down.clone();
         let answer = b"HTTP/1.1 503 x\r\ncontent-length: 0\r\n\r\n";
         bucket.follow(move |_| switch.get().then(|| answer.to_vec()));
         let before = model.borrow().last_flush();
@@ -295,13 +296,13 @@ fn an_outage_of_the_store_is_waiting() {
         println!("{} flushes, {status:?}", during - before);
         assert!(status["lag_bytes"].as_u64().unwrap() <= 1 << 20, "{status:?}");
         assert!(during > before + 5 && !working.is_finished(), "{} flushes", during - before);
-        is_gone.set(false);
+        is_down.set(false);
         working.await.unwrap();
         cache.message("flush").await.unwrap();
         assert_eq!(cache.status().await["lag_bytes"], 0);
         (bucket.objects.borrow().clone(), model.borrow().clone())
     });
-    let left = Left { objects, fast: empty_disk(), model };
+    let left = AfterCut { objects, fast: empty_disk(), model };
     let alone = reopened(2, &left, How::NewFast).unwrap();
     assert!(left.model.fits(&alone, left.model.last_flush()), "everything is in the bucket");
 }

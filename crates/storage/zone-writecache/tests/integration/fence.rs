@@ -1,4 +1,4 @@
-//! Another writer takes the bucket over: uploads end, and appends and flushes fail with the store's error.
+//! Another writer claims the bucket: uploads end, and appends and flushes fail with the store's error.
 
 use crate::bucket::{How, empty_disk, open_bucket, open_cache, open_log, world};
 use block::{
@@ -26,8 +26,8 @@ fn a_fenced_write_cache_acknowledges_nothing_more() {
         handle.flush(&[ZoneIndex(0)]).await.unwrap();
         cache.message("flush").await.unwrap();
         let other = open_bucket(false).await;
-        let theirs = other.open().await.unwrap();
-        // Until the next upload this writer can't know.
+        let other_handle = other.open().await.unwrap();
+        // Only the next upload notices the fence.
         handle.append(ZoneIndex(0), filled(2)).await.unwrap();
         handle.flush(&[ZoneIndex(0)]).await.unwrap();
         assert!(cache.status().await.get("conflict").is_none());
@@ -43,7 +43,7 @@ fn a_fenced_write_cache_acknowledges_nothing_more() {
         let sent = bucket.count("PUT");
         runtime::sleep(Duration::from_secs(600)).await;
         assert_eq!(bucket.count("PUT"), sent);
-        let report = theirs.report(ZoneIndex(0), 1).await.unwrap()[0];
+        let report = other_handle.report(ZoneIndex(0), 1).await.unwrap()[0];
         assert_eq!(report.write_pointer, 4096, "only what was uploaded before the fence");
         drop(handle);
         cache.close().await.unwrap();
@@ -68,7 +68,7 @@ fn appends_that_wait_for_space_end_with_the_fence() {
     });
 }
 
-/// The log above gives the error to its clients.
+/// A log on the cache returns the error to its clients.
 #[test]
 fn clients_of_a_log_see_the_fence() {
     world(3, |_bucket| async move {

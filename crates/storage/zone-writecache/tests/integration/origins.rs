@@ -1,4 +1,4 @@
-//! An origin that can be switched off: its calls fail, or never return.
+//! An origin with a switch: its calls fail, or don't return until the switch changes.
 
 use block::{
     Buffer, Call, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry,
@@ -32,14 +32,14 @@ pub struct Switched {
 #[derive(Default)]
 pub struct Switch {
     mode: AtomicU8,
-    /// Number of changing calls that reached the zones.
+    /// Number of appends, flushes, finishes and resets that reached the zones.
     changes: AtomicU64,
 }
 
 impl Switched {
     pub fn new(inner: Arc<dyn ZonesPart>) -> (Arc<Self>, Arc<Switch>) {
-        let most = inner.geometry().max_append;
-        Self::with_max_append(inner, most)
+        let max_append = inner.geometry().max_append;
+        Self::with_max_append(inner, max_append)
     }
 
     /// Zones with another limit of an append.

@@ -69,9 +69,9 @@ fn everything_is_uploaded_by_age_and_read_before_and_after() {
     });
 }
 
-/// The ring is used many times over, and zones are read from the origin then.
+/// The ring is overwritten many times; overwritten data is read from the origin.
 #[test]
-fn a_ring_is_used_again_and_again() {
+fn a_ring_is_overwritten_many_times() {
     simulated(|| async {
         let (fast, origin) = (fast_device(), ram_zones());
         let mut part = open(&fast, origin.clone(), true).await.unwrap();
@@ -107,9 +107,10 @@ fn a_ring_is_used_again_and_again() {
     });
 }
 
-/// An outage is waiting at the limit of the lag and nothing else, for a failing, a full and a silent origin.
+/// An origin that fails, is full or doesn't answer makes appends wait at the limit of the lag, and nothing
+/// else.
 #[test]
-fn an_origin_that_is_away_makes_appends_wait() {
+fn an_outage_makes_appends_wait() {
     for mode in [Mode::Fails, Mode::IsFull, Mode::Hangs] {
         simulated(move || async move {
             let (fast, zones) = (fast_device(), ram_zones());
@@ -135,7 +136,7 @@ fn an_origin_that_is_away_makes_appends_wait() {
             if mode != Mode::Hangs {
                 assert!(text(&*part, "origin_error").await.contains("the "), "{:?}", part.status().await);
             }
-            // An hour later the origin is back.
+            // An hour later the origin works again.
             runtime::sleep(Duration::from_secs(3600)).await;
             assert_eq!(number(&*part, "waiting_appends").await, 1);
             switch.set(Mode::Works);
@@ -205,7 +206,7 @@ fn a_fast_device_that_fails_ends_changes_with_its_error() {
         for outcome in [handle.flush(&[]).await, handle.finish(ZoneIndex(0)).await] {
             assert!(matches!(outcome, Err(Error::Io(_))), "{outcome:?}");
         }
-        assert_eq!(read(&handle, ZoneAddress::new(0, 0), KIB).await.unwrap(), [1; KIB], "reads go on");
+        assert_eq!(read(&handle, ZoneAddress::new(0, 0), KIB).await.unwrap(), [1; KIB], "reads continue");
         assert!(part.close().await.is_err());
     });
 }
@@ -228,7 +229,7 @@ fn only_the_pair_that_was_used_together_opens() {
     simulated(|| async {
         let (fast, origin) = used(1).await;
         let (_, other) = used(2).await;
-        let stale = copy_of(&fast).await;
+        let older = copy_of(&fast).await;
         let refused = async |fast: &Arc<dyn DevicePart>, origin: &Arc<zones::RamZones>, what: &str| {
             let handle = origin.open().await.unwrap();
             let before = handle.report(ZoneIndex(0), 12).await.unwrap();
@@ -246,7 +247,7 @@ fn only_the_pair_that_was_used_together_opens() {
         part.message("flush").await.unwrap();
         drop(handle);
         part.close().await.unwrap();
-        refused(&stale, &origin, "it was written without the fast device").await;
+        refused(&older, &origin, "it was written without the fast device").await;
         let direct = origin.open().await.unwrap();
         direct.append(ZoneIndex(5), filled(1, KIB)).await.unwrap();
         direct.flush(&[ZoneIndex(5)]).await.unwrap();
@@ -274,16 +275,16 @@ fn a_lost_fast_device_is_replaced_only_on_request() {
         assert_eq!(read(&handle, ZoneAddress::new(2, 0), KIB).await.unwrap(), [2; KIB]);
         drop(handle);
         part.close().await.unwrap();
-        let foreign = fast_device();
-        let device = foreign.open().await.unwrap();
+        let other = fast_device();
+        let device = other.open().await.unwrap();
         device.write(block::BlockIndex(0), filled(7, 4 * KIB), block::Durability::Durable).await.unwrap();
         let error =
-            ZoneWriteCachePart::open(foreign, origin, replaced).await.err().expect("it holds other data");
+            ZoneWriteCachePart::open(other, origin, replaced).await.err().expect("it holds other data");
         assert!(matches!(error, Error::NotFound(_)), "{error}");
     });
 }
 
-/// Damage of the log's flushed records is told, not taken for its end.
+/// A damaged record of the log that was flushed is an error, not the end of the log.
 #[test]
 fn a_damaged_record_is_refused() {
     simulated(|| async {
@@ -303,14 +304,14 @@ fn a_damaged_record_is_refused() {
             let blocks = buffer.filled().chunks_exact(4 * KIB);
             blocks.zip(0..).find(|(block, _)| block.iter().all(|it| *it == byte)).unwrap().1
         };
-        // The data of the last record is torn: it may not have been durable for all the log knows.
+        // The data of the last record is torn: no later record shows that it was durable.
         let last = find(6);
         device.write(block::BlockIndex(last), filled(99, 4 * KIB), block::Durability::Durable).await.unwrap();
         let torn = copy_of(&copy).await;
         let part = open(&torn, zones.clone(), false).await.unwrap();
         let handle = part.open().await.unwrap();
         assert_eq!(handle.report(ZoneIndex(0), 1).await.unwrap()[0].write_pointer, 20 * KIB as u64);
-        // The header of an earlier one, which a later record says was durable.
+        // The header of an earlier record is torn, and a later record shows that it was durable.
         device
             .write(block::BlockIndex(find(3) - 1), filled(98, 4 * KIB), block::Durability::Durable)
             .await

@@ -1,4 +1,4 @@
-//! The read cache: hits, what is never read, failures of the fast device, and reads ahead.
+//! The read cache: hits, data that must not be read from it, failures of the fast device, and reads ahead.
 
 mod ahead;
 mod crash;
@@ -179,7 +179,7 @@ impl Zones for Handle {
     }
 }
 
-/// Bytes that tell zone, generation and offset.
+/// Bytes with their zone, generation and offset.
 fn stamped(zone: u32, generation: u64, from: usize, length: usize) -> Vec<u8> {
     let word = |at: usize| u64::from(zone) << 56 | generation << 40 | at as u64;
     assert!(from.is_multiple_of(512) && length.is_multiple_of(512));
@@ -226,13 +226,13 @@ async fn check(handle: &Rc<dyn Zones>, zone: u32, generation: u64, from: usize, 
     assert!(found == stamped(zone, generation, from, length), "zone {zone}, {length} bytes at {from}");
 }
 
-/// A time that fills in flight need at most.
+/// Waits until fills in flight have ended.
 async fn settle() {
     runtime::sleep(Duration::from_millis(10)).await;
 }
 
 #[test]
-fn a_second_read_is_of_the_fast_device() {
+fn a_second_read_is_read_from_the_fast_device() {
     for (read_cache, bytes) in [(None, 4 * MIB), (Some(MIB as u64), MIB), (Some(0), 0)] {
         simulated(move || async move {
             let (origin, record) = slow(12, ZONE, Duration::from_millis(20));
@@ -279,7 +279,7 @@ fn a_chunk_is_fetched_once() {
         let reads = (0..32).map(|number| check(&handle, 1, 1, number % 2 * 32 * KIB, 4096));
         runtime::join_all(reads).await;
         assert_eq!(record.take(), [(1, 0, CHUNK)]);
-        // A read that has missing chunks in one place is one request.
+        // Consecutive missing chunks of a read are one request.
         check(&handle, 1, 1, 0, ZONE).await;
         assert_eq!(record.take(), [(1, CHUNK as u64, ZONE - CHUNK)]);
         part.close().await.unwrap();
@@ -339,9 +339,9 @@ fn the_largest_region() {
     });
 }
 
-/// Chunks that are read again and again survive a scan of twice the cache.
+/// A scan of twice the cache evicts no chunk of the hot set.
 #[test]
-fn a_scan_leaves_the_hot_set() {
+fn a_scan_evicts_no_chunk_of_the_hot_set() {
     simulated(|| async {
         let (origin, record) = slow(40, ZONE, Duration::from_millis(1));
         let fast = fast_device();
@@ -372,7 +372,7 @@ fn a_scan_leaves_the_hot_set() {
     });
 }
 
-/// A bit of the fast device that flips costs a read of the origin.
+/// After a flipped bit on the fast device the origin is read.
 #[test]
 fn a_flipped_bit_is_not_read() {
     simulated(|| async {
@@ -404,9 +404,9 @@ fn a_flipped_bit_is_not_read() {
     });
 }
 
-/// No failure of the region fails a read, an append or a close.
+/// A failure of the region fails no read, no append and no close.
 #[test]
-fn a_failing_region_fails_nothing() {
+fn a_failing_region_fails_no_call() {
     for rule in [
         "write error=EIO",
         "read error=EIO",

@@ -1,4 +1,4 @@
-//! Records that an open has to find or to miss in the log, and the state in which it leaves the origin.
+//! Records that an open must find in the log, or report as missing, and the state of the origin after it.
 
 use crate::origins::{Mode, Switched};
 use crate::promises::{KIB, filled, number, read, simulated, text};
@@ -13,7 +13,7 @@ fn zones_of(options: ram::Options) -> Arc<RamZones> {
     Arc::new(RamZones::new(ram::Options { durable: block::Durable::OnFlush, ..options }).unwrap())
 }
 
-/// Number of the first block of the device that has this byte everywhere.
+/// Number of the first block of the device whose bytes all have this value.
 async fn find(fast: &Arc<dyn DevicePart>, byte: u8) -> u64 {
     let device = fast.open().await.unwrap();
     let (_, buffer) = device.read(BlockIndex(0), Buffer::new(FAST as usize)).await;
@@ -59,9 +59,10 @@ fn a_smaller_limit_of_an_append_loses_no_record() {
     });
 }
 
-/// The zones that the uploads of an earlier start open don't use up the origin's limit of open zones.
+/// Zones that the uploads of an earlier epoch open at the origin are closed there, within its limit of open
+/// zones.
 #[test]
-fn zones_of_an_earlier_start_do_not_stay_open_at_the_origin() {
+fn zones_of_an_earlier_epoch_are_closed_at_the_origin() {
     for is_clean in [false, true] {
         simulated(move || async move {
             let zones = zones_of(ram::Options {
@@ -128,7 +129,7 @@ fn a_close_writes_a_checkpoint() {
 
 /// An open makes the records durable that it finds: the loss of one is damage from then on.
 #[test]
-fn records_of_an_earlier_start_are_not_lost_silently() {
+fn records_of_an_earlier_epoch_are_not_lost_silently() {
     simulated(|| async {
         let (fast, zones) = (fast_device(), ram_zones());
         let (origin, switch) = Switched::new(zones.clone());
@@ -143,7 +144,7 @@ fn records_of_an_earlier_start_are_not_lost_silently() {
         let _second = open(&copy, origin, false).await.unwrap();
         let crashed = copy_of(&copy).await;
         let last = find(&crashed, 3).await;
-        // Its header, and the record that the second start may have written.
+        // Its header, and the record that the second open may have written.
         for block in [last - 1, last + 1] {
             damage(&crashed, block).await;
         }
@@ -152,7 +153,7 @@ fn records_of_an_earlier_start_are_not_lost_silently() {
     });
 }
 
-/// Data that is damaged before it is uploaded ends the uploads with an error, and isn't tried for ever.
+/// Data that is damaged before it is uploaded ends the uploads with an error, without further attempts.
 #[test]
 fn damaged_data_ends_the_uploads() {
     simulated(|| async {
@@ -171,15 +172,15 @@ fn damaged_data_ends_the_uploads() {
         let errors = number(&*part, "origin_errors").await;
         assert!(text(&*part, "conflict").await.contains("wrong checksum"), "{:?}", part.status().await);
         runtime::sleep(Duration::from_secs(600)).await;
-        assert_eq!(number(&*part, "origin_errors").await, errors, "it isn't tried again");
+        assert_eq!(number(&*part, "origin_errors").await, errors, "no further attempt");
         let below = zones.open().await.unwrap();
         assert_eq!(below.report(ZoneIndex(at.zone.0), 1).await.unwrap()[0].write_pointer, 0);
     });
 }
 
-/// The successors of a torn record tell that it was durable, however far their chain goes.
+/// Any record after a torn one may show that the torn one was durable.
 #[test]
-fn a_chain_of_large_records_tells_that_an_earlier_one_was_durable() {
+fn a_record_after_large_ones_shows_that_an_earlier_one_was_durable() {
     simulated(|| async {
         const LARGE: usize = 4 << 20;
         let zones = zones_of(ram::Options {
@@ -196,7 +197,7 @@ fn a_chain_of_large_records_tells_that_an_earlier_one_was_durable() {
         let part = ZoneWriteCachePart::open(fast.clone(), origin, options).await.unwrap();
         let handle = part.open().await.unwrap();
         switch.set(Mode::Fails);
-        // Records without a flush between them, and one that says that they were flushed.
+        // Records without a flush between them, and one after a flush, which names them as durable.
         handle.append(ZoneIndex(0), filled(1, 4 * KIB)).await.unwrap();
         for zone in [1, 2] {
             handle.append(ZoneIndex(zone), filled(zone as u8 + 1, LARGE)).await.unwrap();

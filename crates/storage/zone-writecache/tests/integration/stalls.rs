@@ -1,4 +1,4 @@
-//! An origin that is slow or silent delays nothing but what needs it, and no close for long.
+//! An origin that is slow or doesn't answer delays only calls that need it, and a close for a limited time.
 
 use crate::origins::{Mode, Switched};
 use crate::promises::{KIB, filled, number, read, simulated};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// A read that waits for the origin holds no space of the ring, and ends with a close.
 #[test]
-fn a_silent_read_of_the_origin_stops_neither_the_writer_nor_a_close() {
+fn a_read_of_the_origin_that_never_returns_stops_neither_the_writer_nor_a_close() {
     simulated(|| async {
         let (fast, zones) = (fast_device(), ram_zones());
         let part = open(&fast, zones.clone(), true).await.unwrap();
@@ -59,7 +59,7 @@ fn a_silent_read_of_the_origin_stops_neither_the_writer_nor_a_close() {
     });
 }
 
-/// A close that can't upload everything tells so, and closes.
+/// A close that can't upload everything returns the error, and closes the cache.
 #[test]
 fn a_close_that_uploads_everything_ends_without_the_origin() {
     for mode in [Mode::Fails, Mode::Hangs] {
@@ -75,8 +75,12 @@ fn a_close_that_uploads_everything_ends_without_the_origin() {
             let closed = runtime::timeout(Duration::from_secs(300), part.close()).await;
             let error = closed.expect("a close ends").expect_err("the origin lacks data");
             assert!(error.detail().contains("origin"), "{error}");
-            assert_eq!(part.use_of(&*origin), block::PartUse::Stalled, "it would seem to have everything");
-            // It was closed cleanly all the same.
+            assert_eq!(
+                part.use_of(&*origin),
+                block::PartUse::Stalled,
+                "a clean close of the origin would seem to have everything"
+            );
+            // The cache was closed cleanly.
             let part = open(&fast, zones.clone(), false).await.unwrap();
             let handle = part.open().await.unwrap();
             assert_eq!(handle.report(ZoneIndex(1), 1).await.unwrap()[0].state, ZoneState::Closed);
@@ -109,7 +113,7 @@ fn appends_wait_in_their_order() {
         let mut small = append(6, 4 * KIB);
         let second = Duration::from_secs(1);
         assert!(runtime::timeout(second, &mut large).await.is_err(), "it exceeds the limit");
-        assert!(runtime::timeout(second, &mut small).await.is_err(), "it came later");
+        assert!(runtime::timeout(second, &mut small).await.is_err(), "it arrived later");
         switch.set(Mode::Works);
         large.await.unwrap();
         small.await.unwrap();

@@ -1,4 +1,4 @@
-//! Clocks that are set, an idle day, many shards, a fast device that doesn't answer.
+//! Steps of the wall clock, an idle day, many shards, and a fast device that doesn't answer.
 
 use crate::bucket::{How, empty_disk, open_cache_with, world};
 use crate::promises::{KIB, filled, number, read, simulated};
@@ -16,9 +16,9 @@ async fn lag_seconds(part: &dyn Part) -> f64 {
     part.status().await["lag_seconds"].as_f64().unwrap()
 }
 
-/// A clock that is set changes neither the reported age nor the moment of an upload.
+/// A step of the wall clock changes neither the reported age nor the time of an upload.
 #[test]
-fn a_clock_that_is_set_changes_no_lag() {
+fn a_step_of_the_clock_changes_no_lag() {
     for step in [DAY, -DAY] {
         simulated(move || async move {
             let (fast, zones) = (fast_device(), ram_zones());
@@ -38,9 +38,9 @@ fn a_clock_that_is_set_changes_no_lag() {
     }
 }
 
-/// The age of what an earlier start has left, by a clock that was set meanwhile.
+/// The age of operations of an earlier epoch, after a step of the wall clock.
 #[test]
-fn what_an_earlier_start_left_has_an_age_that_is_never_negative() {
+fn the_age_of_operations_of_an_earlier_epoch_is_never_negative() {
     for (step, least, most) in [(-DAY, 0.0, 1.0), (0, 100.0, 101.0), (DAY, DAY as f64, DAY as f64 + 200.0)] {
         simulated(move || async move {
             let (fast, zones) = (fast_device(), ram_zones());
@@ -133,7 +133,7 @@ fn clients_of_many_shards_share_the_log_and_the_uploads() {
             assert!(ack == Ack::Fast || lag == 0, "{lag} bytes");
             part.message("flush").await.unwrap();
             part.close().await.unwrap();
-            // The origin alone has everything.
+            // Read from the origin alone.
             let handle = zones.open().await.unwrap();
             for (shard, places) in all.iter().enumerate() {
                 for at in places {
@@ -145,9 +145,9 @@ fn clients_of_many_shards_share_the_log_and_the_uploads() {
     }
 }
 
-/// After the time limit changes fail, and nothing waits for ever.
+/// After the time limit changes fail, and no call waits without end.
 #[test]
-fn a_silent_fast_device_ends_changes_within_its_time_limit() {
+fn a_fast_device_that_does_not_answer_ends_changes_within_its_time_limit() {
     for ack in [Ack::Fast, Ack::Origin] {
         simulated(move || async move {
             let zones = ram_zones();
@@ -163,7 +163,9 @@ fn a_silent_fast_device_ends_changes_within_its_time_limit() {
                     handle.append(ZoneIndex(0), filled(1, KIB)).await?;
                     handle.flush(&[ZoneIndex(0)]).await
                 };
-                match runtime::timeout(Duration::from_secs(100), write).await.expect("nothing waits for ever")
+                match runtime::timeout(Duration::from_secs(100), write)
+                    .await
+                    .expect("a call within its time limit")
                 {
                     Ok(()) => {}
                     Err(error) => break error,
@@ -180,7 +182,7 @@ fn a_silent_fast_device_ends_changes_within_its_time_limit() {
                 .expect("reads have the limit as well");
             drop(handle);
             let closed = runtime::timeout(Duration::from_secs(200), part.close()).await;
-            assert!(closed.expect("a close ends").is_err(), "what it holds isn't known to be durable");
+            assert!(closed.expect("a close ends").is_err(), "its records aren't known to be durable");
         });
     }
 }

@@ -1,5 +1,5 @@
-//! Two writers of a bucket: one that was fenced doesn't take the volume back by itself, and of two that open
-//! at the same time the second one to claim ends.
+//! Two writers of a bucket: one that was fenced doesn't claim the volume again by itself, and of two that
+//! open at the same time the opening of the second one to claim fails.
 
 use crate::bucket::{bucket_options, world};
 use crate::{copy_of, fast_device, options};
@@ -23,7 +23,8 @@ fn filled(value: u8) -> Payload {
     Data::copy_of(&[value; BLOCK]).into()
 }
 
-/// Options of a writer, which its requests show. It waits for answers for hours.
+/// Options of a writer. Its requests have its name in the region of their signature; it waits for answers for
+/// hours.
 fn of_writer(writer: &str, format: bool) -> objects::Options {
     let mut options = bucket_options(format);
     let hours = Duration::from_secs(10 * 3600);
@@ -40,7 +41,7 @@ fn writer_of(asked: &Asked) -> &'static str {
     [A, B].into_iter().find(|writer| signed.contains(&format!("/{writer}-1/"))).unwrap_or("other")
 }
 
-/// The write cache of writer A. Nothing is uploaded by time alone.
+/// Opens the write cache of writer A, whose uploads don't begin by age.
 async fn open_a(
     fast: &Arc<dyn DevicePart>,
     format: bool,
@@ -85,8 +86,8 @@ fn assert_refused(outcome: Result<Arc<ZoneWriteCachePart>>, expected: &[&str]) {
     }
 }
 
-fn taking(claim: Option<u64>) -> Options {
-    // An empty fast device would be accepted; this one isn't empty.
+/// Options with a value of `take_over`. `new_fast` has no effect: the fast device isn't empty.
+fn with_take_over(claim: Option<u64>) -> Options {
     Options { take_over: claim, new_fast: true, ..options(false) }
 }
 
@@ -99,16 +100,16 @@ fn a_restart_of_a_fenced_writer_leaves_the_other_one_alone() {
         let keys = || bucket.objects.borrow().keys().cloned().collect::<Vec<_>>();
         let before = keys();
         for claim in [None, Some(1), Some(3)] {
-            let refused = open_a(&fast, false, taking(claim)).await;
+            let refused = open_a(&fast, false, with_take_over(claim)).await;
             let both = ["\"host b, process 1\" with claim 2", "claim 1 by \"host a, process 1\""];
             assert_refused(refused, &both);
         }
-        let told = ["1 changes with 4096 bytes", "take_over=2", "nothing was changed"];
-        assert_refused(open_a(&fast, false, taking(None)).await, &told);
+        let expected = ["1 changes with 4096 bytes", "take_over=2", "nothing was changed"];
+        assert_refused(open_a(&fast, false, with_take_over(None)).await, &expected);
         assert_eq!(keys(), before, "the refused writer changed nothing");
         write(&other, 1, 4).await.unwrap();
 
-        let cache = open_a(&fast, false, taking(Some(2))).await.unwrap();
+        let cache = open_a(&fast, false, with_take_over(Some(2))).await.unwrap();
         assert!(write(&other, 1, 5).await.is_err(), "it is fenced");
         let report = cache.open().await.unwrap().report(ZoneIndex(0), 2).await.unwrap();
         let ends: Vec<u64> = report.iter().map(|report| report.write_pointer).collect();
@@ -117,15 +118,15 @@ fn a_restart_of_a_fenced_writer_leaves_the_other_one_alone() {
         write(&*cache, 2, 6).await.unwrap();
         cache.close().await.unwrap();
         // The key that was left in the stack has no effect any more.
-        let cache = open_a(&fast, false, taking(Some(2))).await.unwrap();
+        let cache = open_a(&fast, false, with_take_over(Some(2))).await.unwrap();
         assert_eq!(read(&*cache, 2, 0).await.unwrap(), [6; BLOCK]);
         cache.close().await.unwrap();
         ObjectsPart::open(of_writer(B, false)).await.unwrap();
-        assert_refused(open_a(&fast, false, taking(Some(2))).await, &["claim 5", "take_over=5"]);
+        assert_refused(open_a(&fast, false, with_take_over(Some(2))).await, &["claim 5", "take_over=5"]);
     });
 }
 
-/// Another one with a fast device of its own is one more writer; so is an opening without a change.
+/// A write cache with another fast device is another writer, also if it changes nothing.
 #[test]
 fn every_claim_of_another_writer_is_found() {
     world(2, |_bucket| async move {
@@ -136,12 +137,12 @@ fn every_claim_of_another_writer_is_found() {
         let other = ZoneWriteCachePart::open(empty.clone(), bucket, new).await.unwrap();
         write(&other, 3, 1).await.unwrap();
         assert_refused(open_a(&fast, false, options(false)).await, &["host b", "take_over=2"]);
-        // It may open again itself.
+        // The other writer may open again.
         let bucket = Arc::new(ObjectsPart::find(of_writer(B, false)).await.unwrap());
         let copy = copy_of(&empty).await;
         let other = ZoneWriteCachePart::open(copy, bucket, options(false)).await.unwrap();
         assert_eq!(read(&other, 3, 0).await.unwrap(), [1; BLOCK]);
-        let cache = open_a(&fast, false, taking(Some(3))).await.unwrap();
+        let cache = open_a(&fast, false, with_take_over(Some(3))).await.unwrap();
         cache.close().await.unwrap();
     });
 }
@@ -159,25 +160,26 @@ fn an_older_copy_of_the_fast_device_is_refused() {
     });
 }
 
-/// The fast device fails after the claim: its log is as it was, and the claim that was made is named next.
+/// The fast device fails after the claim: it keeps its log, and the next refusal names the claim that was
+/// made.
 #[test]
-fn a_takeover_that_ends_after_its_claim_is_asked_for_again() {
+fn take_over_is_needed_again_after_a_failure_between_the_claim_and_the_new_cache() {
     world(5, |_bucket| async move {
         let fast = killed().await;
         ObjectsPart::open(of_writer(B, false)).await.unwrap();
         let rules = parse_rules(&["write error".to_owned()], stack::Contract::Device).unwrap();
         let broken: Arc<dyn DevicePart> = Arc::new(FaultDevicePart::new(fast.clone(), rules, 1).unwrap());
-        assert!(matches!(open_a(&broken, false, taking(Some(2))).await, Err(Error::Io(_))));
-        let told = ["\"host a, process 1\" with claim 3", "1 changes with 4096 bytes", "take_over=3"];
-        assert_refused(open_a(&fast, false, taking(Some(2))).await, &told);
-        let cache = open_a(&fast, false, taking(Some(3))).await.unwrap();
+        assert!(matches!(open_a(&broken, false, with_take_over(Some(2))).await, Err(Error::Io(_))));
+        let expected = ["\"host a, process 1\" with claim 3", "1 changes with 4096 bytes", "take_over=3"];
+        assert_refused(open_a(&fast, false, with_take_over(Some(2))).await, &expected);
+        let cache = open_a(&fast, false, with_take_over(Some(3))).await.unwrap();
         let report = cache.open().await.unwrap().report(ZoneIndex(0), 1).await.unwrap()[0];
         assert_eq!(report.write_pointer, 4096);
     });
 }
 
-/// Sends a request of writer A nowhere from number `from` on; the first of them is carried out by the store
-/// before writer A's request `late` of a later opening.
+/// Loses the requests of writer A, beginning with number `from`. The store carries out the first lost request
+/// late: before request `late` of writer A's next opening.
 fn lose(bucket: &Rc<Bucket>, from: usize, late: Option<usize>) -> Rc<Cell<bool>> {
     let (own, is_first, lost) = (Rc::downgrade(bucket), Rc::new(Cell::new(true)), RefCell::new(None));
     let (number, kept) = (Cell::new(0), is_first.clone());
@@ -191,7 +193,7 @@ fn lose(bucket: &Rc<Bucket>, from: usize, late: Option<usize>) -> Rc<Cell<bool>>
                 return None;
             }
             lost.borrow_mut().get_or_insert_with(|| asked.clone());
-            // Silence.
+            // No answer.
             number.set(from);
             return Some(Vec::new());
         }
@@ -220,7 +222,7 @@ fn claims_without_an_answer_are_known() {
                 let left = copy_of(&fast).await;
                 let mut opened = open_a(&left, false, options(false)).await;
                 if opened.is_err() {
-                    // The late claim came between.
+                    // The late claim was carried out between the comparison and the own claim.
                     opened = open_a(&left, false, options(false)).await;
                 }
                 let cache = opened.unwrap_or_else(|error| panic!("from {from}, late {late:?}: {error}"));
@@ -232,7 +234,7 @@ fn claims_without_an_answer_are_known() {
     assert!(claims > 20, "{claims} openings were cut");
 }
 
-/// Delays of the requests of both writers, by their numbers, and the number of writer A's request with which
+/// Delays of the requests of both writers, by their numbers, and the number of writer A's request at which
 /// writer B begins.
 #[derive(Clone)]
 struct Schedule {
@@ -246,7 +248,7 @@ struct Outcome {
     /// Acknowledged blocks that the bucket lacks at the end.
     lost: Vec<(u32, u64, u8)>,
     /// Whether A claimed directly after B.
-    took_back: bool,
+    has_reclaimed: bool,
     /// Requests of A and B.
     requests: (usize, usize),
     /// Whether A and B were opened.
@@ -258,8 +260,8 @@ enum Broken {
     Nothing,
     /// Flushes wait for the fast device alone.
     AckFast,
-    /// The operator's word for B's claim is always there.
-    TakesOver,
+    /// `take_over` names B's claim from the start.
+    NamedClaim,
     /// The store ignores the conditions of manifests.
     Conditions,
 }
@@ -309,7 +311,7 @@ fn race(seed: u64, schedule: Schedule, broken: Broken) -> Outcome {
         let first = runtime::spawn(async move {
             let options = Options {
                 ack: if broken == Broken::AckFast { Ack::Fast } else { Ack::Origin },
-                take_over: (broken == Broken::TakesOver).then_some(2),
+                take_over: (broken == Broken::NamedClaim).then_some(2),
                 ..options(false)
             };
             let Ok(cache) = open_a(&fast, false, options).await else { return None };
@@ -355,8 +357,8 @@ fn race(seed: u64, schedule: Schedule, broken: Broken) -> Outcome {
             // The whole volume.
             Err(_) => lost.push((u32::MAX, 0, 0)),
         }
-        let took_back = order.windows(2).any(|pair| pair == ['b', 'a']);
-        Outcome { lost, took_back, requests, opened: (cache.is_some(), part.is_some()) }
+        let has_reclaimed = order.windows(2).any(|pair| pair == ['b', 'a']);
+        Outcome { lost, has_reclaimed, requests, opened: (cache.is_some(), part.is_some()) }
     })
 }
 
@@ -368,7 +370,7 @@ fn pause(begin: usize, pause: usize) -> Schedule {
         delays.extend([Duration::from_secs(delay), Duration::ZERO]);
         delays
     };
-    // A client that the store has never answered gives up after 30 s.
+    // A client that the store has never answered fails after 30 s.
     Schedule { a: at(begin.saturating_sub(1), 12), b: at(pause, 28), begin }
 }
 
@@ -398,11 +400,11 @@ fn all_pauses(broken: Broken, mut look: impl FnMut(&Schedule, &Outcome) -> bool)
 }
 
 #[test]
-fn a_claim_between_the_comparison_and_the_own_claim_ends_the_opening() {
+fn a_claim_between_the_comparison_and_the_own_claim_fails_the_opening() {
     let mut neither = 0;
     let opened = all_pauses(Broken::Nothing, |schedule, outcome| {
         let (begin, of_b) = (schedule.begin, schedule.b.len() - 2);
-        assert!(!outcome.took_back, "begin {begin}, pause {of_b}: A claimed after B");
+        assert!(!outcome.has_reclaimed, "begin {begin}, pause {of_b}: A claimed after B");
         assert!(outcome.lost.is_empty(), "begin {begin}, pause {of_b}: lost {:?}", outcome.lost);
         neither += u32::from(outcome.opened == (false, false));
         true
@@ -415,7 +417,7 @@ fn a_claim_between_the_comparison_and_the_own_claim_ends_the_opening() {
     assert_eq!(neither, 0, "one of them has to win");
 }
 
-/// Requests in any order.
+/// Random delays of all requests.
 #[test]
 fn requests_of_two_openings_in_any_order_leave_one_writer() {
     for seed in 1..=if conformance::budget::is_long() { 3000 } else { 60 } {
@@ -424,7 +426,7 @@ fn requests_of_two_openings_in_any_order_leave_one_writer() {
             || (0..60).map(|_| Duration::from_millis(random.below(8) * 1000)).collect::<Vec<_>>();
         let schedule = Schedule { a: delays(), b: delays(), begin: (seed % 4) as usize };
         let outcome = race(seed, schedule, Broken::Nothing);
-        assert!(!outcome.took_back && outcome.lost.is_empty(), "seed {seed}: lost {:?}", outcome.lost);
+        assert!(!outcome.has_reclaimed && outcome.lost.is_empty(), "seed {seed}: lost {:?}", outcome.lost);
         assert_ne!(outcome.opened, (false, false), "seed {seed}");
     }
 }
@@ -434,8 +436,8 @@ fn requests_of_two_openings_in_any_order_leave_one_writer() {
 fn broken_rules_of_two_writers_are_found() {
     for (broken, is_found) in [
         (Broken::AckFast, (|outcome| !outcome.lost.is_empty()) as fn(&Outcome) -> bool),
-        (Broken::TakesOver, |outcome| outcome.took_back),
-        (Broken::Conditions, |outcome| outcome.took_back || !outcome.lost.is_empty()),
+        (Broken::NamedClaim, |outcome| outcome.has_reclaimed),
+        (Broken::Conditions, |outcome| outcome.has_reclaimed || !outcome.lost.is_empty()),
     ] {
         let mut found = false;
         all_pauses(broken, |_, outcome| {

@@ -7,6 +7,7 @@ use super::format::{Superblock, Uuid, ZoneHeader};
 use super::layout::Layout;
 use super::slot::{Phase, Reserved, Slot};
 use super::usage::{self, Usage};
+use crate::errors;
 use crate::limits::Limits;
 use block::{
     BlockCount, BlockIndex, BlockRange, Buffer, Device, Durability, EraseGuarantee, Error, ExtentState,
@@ -72,9 +73,7 @@ impl Volume {
         }
         let written = self.bytes_of(pointer);
         if at.offset.0 + length as u64 > written {
-            return Err(Error::invalid(format!(
-                "read of {length} bytes at {at}: no data was appended from byte {written} on"
-            )));
+            return Err(errors::exceeds_write_pointer(at, length, written));
         }
         Ok(())
     }
@@ -102,11 +101,7 @@ impl Volume {
                 Reserved::Elsewhere(block) => self.check_place(zone, wanted, block)?,
                 Reserved::Passing => slot.settled().await,
                 Reserved::NoRoom(left) => {
-                    return Err(Error::no_space(format!(
-                        "append of {} bytes to zone {zone}: expected at most {}, the rest of the zone; finish it and use another",
-                        payload.len(),
-                        self.bytes_of(left)
-                    )));
+                    return Err(errors::exceeds_zone(zone, payload.len() as u64, self.bytes_of(left)));
                 }
                 Reserved::Crowded => {
                     return Err(Error::busy(format!("zone {zone}: too many appends are in flight")));

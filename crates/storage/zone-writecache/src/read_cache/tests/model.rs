@@ -1,5 +1,5 @@
-//! The read cache in random orders of reads, fetches, fills, appends, uploads and resets, against a model of
-//! one zone; and versions with a rule broken on purpose, which the model must find.
+//! Random orders of reads, fetches, fills, appends, uploads and resets, against a model of one zone; and
+//! versions with a rule that is broken on purpose, which the model must find.
 
 use super::super::*;
 use super::{CHUNK, KIB, cache};
@@ -20,7 +20,7 @@ enum Broken {
     Reset,
     /// Keys have no generation, and a fill that was in flight at a reset is admitted.
     Fill,
-    /// Bytes are admitted that the origin doesn't have durably.
+    /// Bytes are admitted that aren't durable at the origin.
     Durable,
 }
 
@@ -34,7 +34,7 @@ struct Flight {
     fetch: Rc<Fetch>,
     /// Generation in which it began.
     generation: u64,
-    /// Stamps that the origin gave.
+    /// Stamps that were read from the origin.
     stamps: Option<Vec<u32>>,
     /// Slots that are being written, with the starts of their chunks.
     fills: Option<VecDeque<(u64, u32)>>,
@@ -131,7 +131,7 @@ impl World {
         }
     }
 
-    /// Reads what the log doesn't have.
+    /// Reads blocks that the origin has.
     fn read(&mut self) -> Result<(), String> {
         let zone = self.zone_end();
         let readable = if self.cut_generation == self.generation { self.origin.len() as u64 } else { 0 };
@@ -220,7 +220,7 @@ fn run(seed: u64, broken: Broken) -> Result<u64, String> {
 }
 
 #[test]
-fn no_order_of_events_gives_bytes_of_another_generation() {
+fn no_order_of_events_returns_bytes_of_another_generation() {
     let hits: u64 =
         (0..200).map(|seed| run(seed, Broken::None).unwrap_or_else(|it| panic!("{seed}: {it}"))).sum();
     assert!(hits > 1000, "{hits}");

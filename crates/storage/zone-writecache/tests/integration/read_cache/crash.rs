@@ -1,5 +1,5 @@
-//! A cut of the power after every write of a short history, with the read cache in use: what was flushed is
-//! found, also by a second read, which the cache gives.
+//! Power cuts after every write of a short history, with the read cache in use: flushed data is found, also
+//! by a second read, which is read from the cache.
 
 use super::{CHUNK, FAST, MIB, Slow, check, open, settle, slow, stamped, with_cache};
 use crate::crash_disk::CrashDisk;
@@ -24,7 +24,7 @@ struct Model {
     begun: Vec<(u64, usize)>,
 }
 
-/// Appends, flushes, reads, resets; the data leaves the ring and is read through the cache.
+/// Appends, flushes, resets and reads; overwritten data of the ring is read through the cache.
 async fn history(part: Arc<ZoneWriteCachePart>, model: Rc<RefCell<Model>>) -> block::Result<()> {
     let handle = part.open().await?;
     for round in 0..3_u32 {
@@ -58,7 +58,7 @@ async fn history(part: Arc<ZoneWriteCachePart>, model: Rc<RefCell<Model>>) -> bl
     Ok(())
 }
 
-/// Ends the history after this number of writes to the fast device. Returns whether that was its end.
+/// Cuts the power after this number of writes to the fast device. Returns whether the history had ended.
 fn cut_after(writes: u64) -> bool {
     let main = move || async move {
         let (origin, _) = slow(ZONES, ZONE, Duration::from_millis(1));
@@ -110,7 +110,7 @@ fn cut_after(writes: u64) -> bool {
     outcome.unwrap_or_else(|error| panic!("{writes} writes: {error}")).value
 }
 
-/// Compares what a cut has left with the model: after the open, and after everything was uploaded.
+/// Compares the state after a power cut with the model: after the open, and after everything was uploaded.
 async fn verify(fast: Arc<dyn DevicePart>, origin: Arc<Slow>, model: &Model) {
     let mut seen = None;
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! Progress of the uploads: since when a step isn't durable, and failures.
+//! Progress of the uploads: the time since which a step isn't durable, and its failures.
 
 use block::Error;
 use runtime::Instant;
@@ -8,21 +8,22 @@ use std::time::Duration;
 
 /// Progress of the uploads.
 #[derive(Debug, Default)]
-pub struct Standing {
+pub struct UploadProgress {
     /// Beginning of the step that isn't durable yet; repetitions belong to it.
     step: Cell<Option<Instant>>,
-    /// Failures since the last success, and the kind of the last one.
+    /// Number of failures since the last success.
     failures: Cell<u64>,
+    /// Kind of the last failure.
     kind: Cell<Option<Discriminant<Error>>>,
 }
 
-impl Standing {
+impl UploadProgress {
     /// Notes that a step begins, or is repeated.
     pub fn begin_step(&self) {
         self.step.set(self.step.get().or_else(|| Some(runtime::now())));
     }
 
-    /// Notes that a step is durable, and logs that after failures.
+    /// Notes that a step is durable; logs the end of its failures, if it had some.
     pub fn end_step(&self) {
         let since = self.step.take();
         self.kind.set(None);
@@ -58,19 +59,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_are_told_once_for_each_kind() {
+    fn failures_are_logged_once_for_each_kind() {
         let run = || async {
-            let standing = Standing::default();
-            standing.begin_step();
-            let (gone, full) = (Error::disconnected("away"), Error::no_space("quota"));
-            assert!(standing.note_failure(&gone) && !standing.note_failure(&gone));
-            assert!(standing.note_failure(&full) && !standing.note_failure(&full));
+            let upload_progress = UploadProgress::default();
+            upload_progress.begin_step();
+            let (lost, full) = (Error::disconnected("no answer"), Error::no_space("quota"));
+            assert!(upload_progress.note_failure(&lost) && !upload_progress.note_failure(&lost));
+            assert!(upload_progress.note_failure(&full) && !upload_progress.note_failure(&full));
             runtime::sleep(Duration::from_secs(7)).await;
-            standing.begin_step();
-            assert_eq!(standing.awaited(), Duration::from_secs(7), "a repetition belongs to the step");
-            standing.end_step();
-            assert_eq!(standing.awaited(), Duration::ZERO);
-            assert!(standing.note_failure(&full));
+            upload_progress.begin_step();
+            assert_eq!(upload_progress.awaited(), Duration::from_secs(7), "a repetition belongs to the step");
+            upload_progress.end_step();
+            assert_eq!(upload_progress.awaited(), Duration::ZERO);
+            assert!(upload_progress.note_failure(&full));
         };
         runtime::simulate(runtime::Simulation::new(1), run).expect("it ends");
     }
