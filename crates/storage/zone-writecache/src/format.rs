@@ -17,8 +17,6 @@ pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"SILTZWSB";
 pub const RECORD_MAGIC: [u8; 8] = *b"SILTZWRC";
 /// First bytes of a page of a checkpoint.
 pub const PAGE_MAGIC: [u8; 8] = *b"SILTZWCP";
-/// Length of a superblock, in bytes.
-pub const SUPERBLOCK: usize = sector::SECTOR;
 /// Length of a record's header without its entries, in bytes.
 pub const FIXED: usize = size_of::<RawHeader>();
 /// Length of an entry, in bytes.
@@ -653,7 +651,7 @@ mod tests {
     fn a_superblock_is_read_as_written_and_every_changed_bit_is_noticed() {
         let bytes = superblock().encode().to_data().to_vec();
         assert_eq!(Superblock::decode(&bytes), Ok(superblock()));
-        for bit in 0..SUPERBLOCK * 8 {
+        for bit in 0..sector::SECTOR * 8 {
             let mut bytes = bytes.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             assert!(Superblock::decode(&bytes).is_err(), "bit {bit}");
