@@ -13,6 +13,7 @@ mod recovery;
 mod stalls;
 mod suite;
 mod time;
+mod uploads;
 mod writers;
 
 use block::{BlockIndex, BlockSize, Buffer, DevicePart, Durability, ZonesPart};

@@ -1,0 +1,75 @@
+//! Uploads to a bucket at the same time: their duration, and the order in which they become durable.
+
+use crate::ack::in_bucket;
+use crate::bucket::{How, empty_disk, open_cache, world};
+use crate::promises::{KIB, filled};
+use block::{Part, ZoneIndex, ZoneState, Zones, ZonesPart};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+const ZONE: usize = 256 * KIB;
+
+/// Fills and finishes zones.
+async fn fill(handle: &Rc<dyn Zones>, zones: std::ops::Range<u32>) {
+    for zone in zones.map(ZoneIndex) {
+        for _ in 0..ZONE / (64 * KIB) {
+            handle.append(zone, filled(7, 64 * KIB)).await.unwrap();
+        }
+        handle.finish(zone).await.unwrap();
+    }
+}
+
+/// Each zone takes an upload of its data and two manifests.
+#[test]
+fn zones_do_not_wait_for_the_requests_of_those_before_them() {
+    world(1, |bucket| async move {
+        let cache = open_cache(Arc::new(empty_disk()), How::Format).await.unwrap();
+        cache.message("flush").await.unwrap();
+        let handle = cache.open().await.unwrap();
+        let request = Duration::from_millis(80);
+        bucket.latency.set(request);
+        let begun = runtime::now();
+        fill(&handle, 0..16).await;
+        cache.message("flush").await.unwrap();
+        let took = begun.elapsed();
+        println!("16 zones in {took:?}, {} PUTs", bucket.count("PUT"));
+        // One after the other takes 48 requests. Here at most 1 MiB waits or is in flight, the limit of the lag.
+        assert!(took < 24 * request, "{took:?}");
+        drop(handle);
+        cache.close().await.unwrap();
+    });
+}
+
+/// The first zone's pieces are refused for a while, those of the others are stored at once.
+#[test]
+fn nothing_is_durable_before_what_was_written_earlier() {
+    world(2, |bucket| async move {
+        let cache = open_cache(Arc::new(empty_disk()), How::Format).await.unwrap();
+        cache.message("flush").await.unwrap();
+        let (handle, copy) = (cache.open().await.unwrap(), Cell::new(0));
+        let is_refused = Rc::new(Cell::new(true));
+        let switch = is_refused.clone();
+        bucket.follow(move |asked| {
+            let is_first = asked.method == "PUT" && asked.key.starts_with("db1/zones/00000000.");
+            (switch.get() && is_first).then(|| b"HTTP/1.1 503 x\r\ncontent-length: 0\r\n\r\n".to_vec())
+        });
+        fill(&handle, 0..3).await;
+        runtime::sleep(Duration::from_secs(5)).await;
+        let stored =
+            bucket.objects.borrow().keys().filter(|key| key.starts_with("db1/zones/00000001")).count();
+        assert!(stored > 0, "later zones are uploaded meanwhile");
+        for zone in 0..3 {
+            let report = in_bucket(&bucket, &copy, zone).await;
+            assert_eq!((report.state, report.write_pointer), (ZoneState::Empty, 0), "zone {zone}");
+        }
+        is_refused.set(false);
+        cache.message("flush").await.unwrap();
+        for zone in 0..3 {
+            assert_eq!(in_bucket(&bucket, &copy, zone).await.state, ZoneState::Full, "zone {zone}");
+        }
+        drop(handle);
+        cache.close().await.unwrap();
+    });
+}
