@@ -426,7 +426,9 @@ impl Core {
             let Some(pending) = self.pending.borrow_mut().pop() else { break };
             tail = pending.end;
             if let Err(error) = self.cut.borrow_mut().apply(&pending.entry) {
-                self.health.set_conflict(&error);
+                self.end_uploads(
+                    &error.in_context("an operation of the log doesn't fit the zones at the origin"),
+                );
             }
         }
         let written = self.write_superblock(|superblock| superblock.tail = tail).await;
