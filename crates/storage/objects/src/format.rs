@@ -251,7 +251,8 @@ fn check_keys(keys: Option<&Keys>, flags: u32, key_id: [u8; 4]) -> Result<()> {
         None => "the volume is encrypted; expected key_file",
         Some(_) if flags == 0 => "the volume isn't encrypted; leave key_file out, or format",
         Some(_) if expected_id != key_id => {
-            "the volume is encrypted with another key than that of key_file, unless this object was altered"
+            "the volume is encrypted with another key than that of key_file, unless this object was altered; expected the key with which \
+             it was formatted"
         }
         Some(_) if flags & HAS_STORE > 0 => {
             "the keys of zones are in a key store; expected key_store: its device, or for a reader a copy of it"

@@ -8,6 +8,7 @@ use crate::manifests::Manifests;
 use crate::names::Name;
 use crate::opening::{
     EpochEnd, State, apply, check_empty, end_of, epoch_before, has_claim, last_epoch, missing_claim,
+    unfinished,
 };
 use crate::table::Table;
 use block::{Error, Result};
@@ -45,8 +46,8 @@ impl Looked {
 /// Looks at a volume; `None` if there is none.
 ///
 /// # Errors
-/// [`Error::Corrupt`] and [`Error::Unsupported`] for damaged manifests and unknown versions; errors of the
-/// store.
+/// [`Error::NotFound`] for one that isn't finished; [`Error::Corrupt`] and [`Error::Unsupported`] for damaged
+/// manifests and unknown versions; errors of the store.
 pub(crate) async fn look(manifests: &Manifests) -> Result<Option<Looked>> {
     let mut attempt = 1;
     loop {
@@ -55,12 +56,12 @@ pub(crate) async fn look(manifests: &Manifests) -> Result<Option<Looked>> {
             return check_empty(manifests).await.map(|()| None);
         }
         let looked = match look_at(manifests, claimed).await {
-            Ok(Some(looked)) => check_last(manifests, looked).await.map(Some),
-            other => other,
+            Ok(looked) => check_last(manifests, looked).await,
+            failed => failed,
         };
         match looked {
             Err(Error::Corrupt(_) | Error::Busy(_)) if attempt < ATTEMPTS => attempt += 1,
-            looked => return looked,
+            looked => return looked.map(Some),
         }
     }
 }
@@ -89,7 +90,7 @@ async fn check_without_base(manifests: &Manifests, epochs: &[u32]) -> Result<()>
 }
 
 /// Looks at the state that ends with this epoch.
-async fn look_at(manifests: &Manifests, claimed: u32) -> Result<Option<Looked>> {
+async fn look_at(manifests: &Manifests, claimed: u32) -> Result<Looked> {
     let (mut epoch, mut without_base) = (claimed, Vec::new());
     loop {
         let EpochEnd { newest, state } = end_of(manifests, epoch, false).await?;
@@ -97,13 +98,16 @@ async fn look_at(manifests: &Manifests, claimed: u32) -> Result<Option<Looked>> 
             State::Loaded(loaded) => {
                 check_without_base(manifests, &without_base).await?;
                 let (manifest, table) = (Manifest { body: Vec::new(), ..loaded.manifest }, loaded.table);
-                return Ok(Some(Looked { claimed, manifest, table, seals: newest.seals }));
+                return Ok(Looked { claimed, manifest, table, seals: newest.seals });
             }
             State::Before(claim) => {
                 without_base.push(epoch);
                 match epoch_before(&claim)? {
                     Some(before) => epoch = before,
-                    None => return check_without_base(manifests, &without_base).await.map(|()| None),
+                    None => {
+                        check_without_base(manifests, &without_base).await?;
+                        return Err(unfinished(manifests, &claim));
+                    }
                 }
             }
             State::Damaged => {

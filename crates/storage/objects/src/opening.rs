@@ -23,7 +23,7 @@
 use crate::bases::{self, Position, check_length};
 use crate::format::{Kind, Manifest, Writers, decode_token, encode_token};
 use crate::manifest_log::fenced;
-use crate::manifests::{Created, Identity, MAX_MANIFEST, Manifests, Newest, READERS};
+use crate::manifests::{Created, Identity, MAX_MANIFEST, Manifests, Newest, READERS, age_of};
 use crate::names::Name;
 use crate::table::{Table, decode_changes};
 use block::{Claim, ClaimToken, Error, Result};
@@ -408,9 +408,23 @@ pub(crate) async fn check_empty(manifests: &Manifests) -> Result<()> {
 /// Error of a prefix without a volume.
 pub(crate) fn none(manifests: &Manifests) -> Error {
     Error::not_found(format!(
-        "no volume below the prefix \"{}\" of the bucket \"{}\"; --format creates one",
+        "no volume below the prefix \"{}\" of the bucket \"{}\"; expected one: correct the prefix or the bucket, or create it with \
+         siltstone format, or --format",
         manifests.names.prefix(),
         manifests.store.name()
+    ))
+}
+
+/// Error of a prefix that was claimed for a volume, whose first zone table was never written.
+pub(crate) fn unfinished(manifests: &Manifests, claim: &Manifest) -> Error {
+    Error::not_found(format!(
+        "no volume below the prefix \"{}\" of the bucket \"{}\" yet: writer \"{}\" began to create it {}, and object {} is missing; expected \
+         its end: wait for that writer, or create it again with siltstone format, or --format",
+        manifests.names.prefix(),
+        manifests.store.name(),
+        claim.writer.name.escape_debug(),
+        age_of(claim.time),
+        manifests.key(claim.epoch, 1)
     ))
 }
 
@@ -473,9 +487,10 @@ pub(crate) async fn find(manifests: &Manifests, format: Option<NewZones>, check:
         }
         (None, None) => None,
     };
-    match zones {
-        Some(zones) => Ok(Found { epoch, zones, format, end }),
-        None => Err(none(manifests)),
+    match (zones, end) {
+        (Some(zones), end) => Ok(Found { epoch, zones, format, end }),
+        (None, Some(EpochEnd { state: State::Before(claim), .. })) => Err(unfinished(manifests, &claim)),
+        (None, _) => Err(none(manifests)),
     }
 }
 

@@ -148,6 +148,11 @@ impl Volume {
             let (good, found) = read_all(core, &looked, &mut survey.seen, progress).await?;
             (report.verified_bytes, damaged) = (Some(good), found);
         }
+        // The last claim, which a write cache compares with what it knows.
+        if let Err(error @ Error::Corrupt(_)) = self.manifests.get(looked.claimed, 0).await {
+            let what = error.detail().to_owned();
+            report.add(None, std::slice::from_ref(&NO_BYTES), || (String::new(), what.clone()));
+        }
         for epoch in &survey.claims {
             let object = self.manifests.key(*epoch, 0);
             let what = "it is missing; expected the claim of each epoch".to_owned();
