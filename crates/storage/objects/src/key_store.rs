@@ -470,7 +470,7 @@ impl KeyStore {
         match self.is_unread(self.block_of(zone)) {
             true => {
                 let _only = self.writing.acquire(1).await;
-                self.read_or_redraw(zone, empty).await.map(drop)
+                self.read_again(zone, empty).await.map(drop)
             }
             false => Ok(()),
         }
@@ -481,7 +481,7 @@ impl KeyStore {
     ///
     /// # Errors
     /// Errors of [`check_renewable`](Self::check_renewable).
-    async fn read_or_redraw(&self, zone: u32, empty: Empty<'_>) -> Result<bool> {
+    async fn read_again(&self, zone: u32, empty: Empty<'_>) -> Result<bool> {
         let block = self.block_of(zone);
         let mut refusal = None;
         let mut take = |number: u64, bytes: Result<&[u8]>| match bytes {
@@ -535,7 +535,7 @@ impl KeyStore {
         let block = self.block_of(zone);
         if self.is_unread(block) {
             let _only = self.writing.acquire(1).await;
-            if !self.read_or_redraw(zone, empty).await? {
+            if !self.read_again(zone, empty).await? {
                 let renewed = |other| if other == zone { Some(generation) } else { empty(other) };
                 return self.redraw(block, &renewed).await;
             }

@@ -1,5 +1,5 @@
-//! The key store: parts of it that can't be read, readers beside the writer, copies, and work on a volume that
-//! isn't opened.
+//! The key store: parts of it that can't be read, readers beside the writer, copies, and work on a volume
+//! that isn't opened.
 
 use crate::common::{ZONE_SIZE, append, bytes, handle, options, read, world};
 use crate::encryption::{memory, open, with_key};
@@ -70,8 +70,8 @@ fn two_blocks(format: bool, store: Arc<dyn DevicePart>) -> Options {
     Options { format: format.then_some(new), ..with_key(false, 5, Some(store)) }
 }
 
-/// Of a block that can't be read no zone is lost: nothing is written there, neither by the opening nor by a
-/// reset nearby, and the other zones are served.
+/// No zone is lost with a block that can't be read: nothing is written there, neither by the opening nor by
+/// a reset nearby, and the other zones are served.
 #[test]
 fn zones_whose_keys_cannot_be_read_fail_alone_and_lose_nothing() {
     world(1, |_bucket| async move {
@@ -331,7 +331,7 @@ fn readers_without_the_key_store_are_told_what_they_need() {
     });
 }
 
-/// What only reads manifests needs no key store.
+/// Verbs that read manifests alone need no key store.
 #[test]
 fn work_on_manifests_needs_no_key_store() {
     world(9, |bucket| async move {
