@@ -104,7 +104,7 @@ pub(crate) async fn complete(
              damaged, or an older copy"
         ),
         (lost, unread) => tracing::warn!(
-            "zones in an object store: {unread} blocks of the key store can't be read: {lost} zones have data that can't be read, and \
+            "zones in an object store: the key store can't be read in part (blocks: {unread}): {lost} zones have data that can't be read, and \
              empty zones with secrets there take none; mend its device, or put a copy in its place, and open again"
         ),
     }
