@@ -48,7 +48,7 @@ impl From<stack::Problems> for Failure {
 }
 
 /// Expectation and remedy for a message that ends in an error of the kernel, which is reported as it is.
-fn advice(message: &str) -> &'static str {
+pub fn advice(message: &str) -> &'static str {
     let number = message.rsplit_once("(os error ").and_then(|(_, rest)| rest.strip_suffix(')'));
     let Some(number) = number.and_then(|number| number.parse().ok()) else { return "" };
     match Errno::from_raw_os_error(number) {

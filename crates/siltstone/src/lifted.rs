@@ -136,15 +136,41 @@ fn log_of(argument: &str, stack: &Stack, wanted: Option<&str>) -> Result<(String
 
 /// Refuses write caches.
 fn refuse_write_caches(argument: &str, stack: &Stack) -> Result<(), Failure> {
-    match stack.parts().find(|part| WRITE_CACHES.contains(&part.kind().name)) {
-        None => Ok(()),
-        Some(part) => Err(Failure::Usage(format!(
+    stack.parts().try_for_each(|part| refuse_write_cache(argument, part))
+}
+
+fn refuse_write_cache(argument: &str, part: &Part) -> Result<(), Failure> {
+    match WRITE_CACHES.contains(&part.kind().name) {
+        false => Ok(()),
+        true => Err(Failure::Usage(format!(
             "{argument}: part \"{}\" ({}) continues its log on the fast device when it is opened, and so writes to it: expected \
              --writable, which opens all parts as a server does",
             part.name(),
             part.kind().name
         ))),
     }
+}
+
+/// Returns the stack with everything below a part opened for reading, beside a writer that has it open:
+/// files are read-only, and aren't locked.
+///
+/// # Errors
+/// A write cache below the part.
+pub(crate) fn beside_writer(argument: &str, stack: &Stack, part: &str) -> Result<Stack, Failure> {
+    let mut below = Vec::new();
+    let mut next: Vec<&str> = stack.part(part).into_iter().flat_map(|part| stack.below(part)).collect();
+    while let Some(name) = next.pop() {
+        let Some(part) = stack.part(name) else { continue };
+        refuse_write_cache(argument, part)?;
+        below.push(part);
+        next.extend(stack.below(part));
+    }
+    let mut changed = stack.clone();
+    for part in below.iter().filter(|part| READ_ONLY.contains(&part.kind().name)) {
+        changed = changed.with_value(part.name(), "read_only", Value::Bool(true));
+        changed = changed.with_value(part.name(), "lock", Value::Bool(false));
+    }
+    Ok(changed)
 }
 
 fn refuse_records(argument: &str, stack: &Stack, part: &Part) -> Result<(), Failure> {
@@ -184,4 +210,29 @@ pub(crate) fn read_only(argument: &str, stack: &Stack) -> Result<Stack, Failure>
         }
         _ => stack,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_below_the_part_are_opened_for_reading() {
+        let bucket = "objects(\"http://127.0.0.1:1\", bucket=b, key_file=k, key_store=stats(file(keys.img, size=8KiB)))";
+        let line = format!("log(zone-writecache(file(fast.img, size=64MiB), {bucket}))");
+        let stack = load::stack(&line, &registry()).unwrap();
+        let bucket = stack.parts().find(|part| part.kind().name == "objects").unwrap().name().to_owned();
+        let changed = beside_writer(&line, &stack, &bucket).unwrap();
+        let read_only = |stack: &Stack, file: &str| {
+            let path = Value::Path(file.to_owned());
+            let mut files = stack.parts().filter(|part| part.value("path") == Some(&path));
+            let part = files.next().unwrap();
+            (part.value("read_only").cloned(), part.value("lock").cloned())
+        };
+        assert_eq!(read_only(&changed, "keys.img"), (Some(Value::Bool(true)), Some(Value::Bool(false))));
+        assert_eq!(read_only(&changed, "fast.img"), (None, None));
+        assert_eq!(read_only(&stack, "keys.img"), (None, None));
+        // In the order of the kind's keys, as a stack of this text has them.
+        assert_eq!(Stack::from_toml(&line, &changed.to_toml(), &registry()).unwrap(), changed);
+    }
 }

@@ -8,16 +8,17 @@ use crate::arguments::{
 };
 use crate::control::protocol::{Recipient, Request};
 use crate::control::reach;
-use crate::failure::Failure;
+use crate::failure::{Failure, advice};
 use crate::kinds::registry;
+use crate::lifted;
 use crate::load;
 use crate::output::{counted, print, print_json, print_line};
 use crate::prices::Requests;
 use crate::progress::{Listing, Reading};
 use objects::{Options, Volume};
 use runtime::Config;
-use serde_json::{Map, Value, json};
-use stack::{Part, Stack};
+use serde_json::{Map, Value as Json, json};
+use stack::{Part, Stack, Value};
 
 /// Runs the verb.
 ///
@@ -35,9 +36,21 @@ pub fn objects(verb: &ObjectsVerb) -> Result<(), Failure> {
 
 /// A part of kind "objects" of a stack.
 struct Bucket {
+    /// The stack on the command line.
+    argument: String,
     stack: Stack,
     name: String,
     options: Options,
+}
+
+/// An error of a volume, with a remedy.
+fn advised(error: block::Error) -> block::Error {
+    match &error {
+        block::Error::Corrupt(text) => block::Error::corrupt(format!(
+            "{text}; restore this object, such as from a version that the bucket keeps; siltstone objects check tells what is damaged"
+        )),
+        _ => error,
+    }
 }
 
 impl Bucket {
@@ -49,9 +62,11 @@ impl Bucket {
         let arguments = plan.arguments_of(&name);
         let arguments = arguments.ok_or_else(|| Failure::World(format!("{argument}: no part \"{name}\"")))?;
         let kind = objects::KIND.name;
-        let options = objects::options_of_look(&arguments)
-            .map_err(|error| Failure::Usage(format!("{argument}: {kind} \"{name}\": {}", error.detail())))?;
-        Ok(Bucket { stack, name, options })
+        let options = objects::options_of_look(&arguments).map_err(|error| {
+            let text = format!("{argument}: {kind} \"{name}\": {}", error.detail());
+            Failure::Usage(format!("{text}{}", advice(&text)))
+        })?;
+        Ok(Bucket { argument: argument.to_owned(), stack, name, options })
     }
 
     /// Runs `work` on the volume.
@@ -59,12 +74,42 @@ impl Bucket {
         &self,
         work: impl AsyncFnOnce(Volume) -> block::Result<T> + Send + 'static,
     ) -> Result<T, Failure> {
-        let (options, name) = (self.options.clone(), self.name.clone());
+        let options = self.options.clone();
         let outcome = runtime::run(Config::default().with_shards(1), move || async move {
             work(Volume::new(options)?).await
         })?;
-        let named = |error: block::Error| error.in_context(format!("{} \"{name}\"", objects::KIND.name));
-        Ok(outcome.map_err(named)?)
+        Ok(outcome.map_err(|error| self.named(advised(error)))?)
+    }
+
+    fn named(&self, error: block::Error) -> block::Error {
+        error.in_context(format!("{} \"{}\"", objects::KIND.name, self.name))
+    }
+
+    /// As [`look`](Self::look), with the key store, if the stack has one: it is opened for reading, beside
+    /// the server that writes it.
+    fn read<T: Send + 'static>(
+        &self,
+        work: impl AsyncFnOnce(Volume) -> block::Result<T> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let part = self.stack.part(&self.name);
+        let Some(Value::Part(device)) = part.and_then(|part| part.value(objects::KEY_STORE)) else {
+            return self.look(work);
+        };
+        let plan = lifted::beside_writer(&self.argument, &self.stack, &self.name)?.check(false)?;
+        let (mut options, name, device) = (self.options.clone(), self.name.clone(), device.clone());
+        let outcome = runtime::run(Config::default().with_shards(1), move || async move {
+            let below = plan.build_below(&name).await?;
+            let work = async {
+                if let Some(encryption) = &mut options.encryption {
+                    encryption.key_store = Some(below.device(&device)?);
+                }
+                work(Volume::new(options)?).await
+            };
+            let outcome = work.await;
+            let closed = below.close().await;
+            outcome.and_then(|value| closed.map(|()| value))
+        })?;
+        Ok(outcome.map_err(|error| self.named(advised(error)))?)
     }
 }
 
@@ -91,7 +136,7 @@ fn chosen<'s>(argument: &str, stack: &'s Stack, wanted: Option<&str>) -> Result<
 }
 
 /// Status of the part by its server, with the server's time; `None` if the stack isn't served.
-fn served(operated: &Operated, part: &str) -> Result<Option<Map<String, Value>>, Failure> {
+fn served(operated: &Operated, part: &str) -> Result<Option<Map<String, Json>>, Failure> {
     let Some(status) = reach::ask_server(operated, &registry(), Request::Status)? else { return Ok(None) };
     let found = status["zones"][part].as_object().cloned();
     Ok(found.map(|mut found| {
@@ -129,26 +174,26 @@ fn status(arguments: &ObjectsStatus) -> Result<(), Failure> {
             "error",
         ];
         let shown = server.into_iter().filter(|(key, _)| SHOWN.contains(&key.as_str()));
-        status.insert("server".into(), Value::Object(shown.collect()));
+        status.insert("server".into(), Json::Object(shown.collect()));
     }
     match json {
-        true => print_json(&Value::Object(status)),
+        true => print_json(&Json::Object(status)),
         false => print(&page::status(&bucket.name, status)),
     }
 }
 
 /// Bytes that the store bills: those of all objects that were counted.
-fn stored(status: &Map<String, Value>) -> u64 {
+fn stored(status: &Map<String, Json>) -> u64 {
     let counted = ["manifests", "garbage", "unsettled", "foreign"];
     let counted = counted.iter().filter_map(|key| status.get(*key)?["bytes"].as_u64());
-    status.get("object_bytes").and_then(Value::as_u64).unwrap_or(0) + counted.sum::<u64>()
+    status.get("object_bytes").and_then(Json::as_u64).unwrap_or(0) + counted.sum::<u64>()
 }
 
 fn check(arguments: &ObjectsCheck) -> Result<(), Failure> {
     let BucketPart { part, json } = &arguments.bucket;
     let bucket = Bucket::of(&arguments.stack, part.as_deref())?;
     let data = arguments.data;
-    let report = bucket.look(async move |volume| {
+    let work = async move |volume: Volume| {
         let (listing, reading) = (Listing::new(), Reading::new());
         let listed = |objects| listing.at(objects);
         let read = |done, total| {
@@ -156,7 +201,8 @@ fn check(arguments: &ObjectsCheck) -> Result<(), Failure> {
             reading.at(done, total);
         };
         volume.check(data, &listed, &read).await
-    })?;
+    };
+    let report = if data { bucket.read(work)? } else { bucket.look(work)? };
     match json {
         true => print_json(&report.to_json())?,
         false => print(&page::check(&report))?,
@@ -216,10 +262,14 @@ fn fence(arguments: &ObjectsFence) -> Result<(), Failure> {
     match is_carried_out {
         true => Ok(()),
         false => Err(Failure::Usage(format!(
-            "{}: this would fence {}{}; expected --yes: what that writer hasn't flushed is lost",
+            "{}: this would fence {}{}; expected --yes: {}",
             arguments.stack,
             epoch.describe(),
-            page::ended(&epoch)
+            page::ended(&epoch),
+            match epoch.is_closed || epoch.sealed.is_some() {
+                true => "that writer has ended, and loses nothing by it",
+                false => "what that writer hasn't flushed is lost",
+            }
         ))),
     }
 }

@@ -245,6 +245,58 @@ fn a_drained_volume_moves_to_another_machine() {
     server.stop();
 }
 
+/// With a key store: the check of data and a reader read it beside the server that writes it; the other verbs
+/// need the key alone, as on another machine.
+#[test]
+fn a_key_store_is_read_beside_its_server() {
+    use std::os::unix::fs::PermissionsExt;
+    let Some(bucket) = Bucket::start() else { return };
+    let folder = bucket.folder.path().display().to_string();
+    let key = format!("{folder}/vol.key");
+    std::fs::write(&key, [7; 32]).unwrap();
+    std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
+    let keys = |store: &str| format!(", key_file={key}, key_store=file({folder}/vol.keys{store})");
+    let new = ", zone_size=256KiB, zones=32, piece_size=64KiB, grace=300ms";
+    let stack = format!("log({}, size=2MiB)", bucket.zones(&format!("{}{new}", keys(", size=8KiB"))));
+    siltstone(&["format", &stack]).ok();
+    let server = bucket.serve("a", &stack);
+    write(&server, 0..200, 1);
+    let checked = json(&["objects", "check", &stack, "--data", "--json"]);
+    assert_eq!(checked["is_damaged"], false, "{checked:#}");
+    assert!(checked["verified_bytes"].as_u64().unwrap() > 200 * 4096, "{checked:#}");
+    let kept = std::fs::read(format!("{folder}/vol.keys")).unwrap();
+    // As on another machine, without the key store.
+    let elsewhere = bucket.zones(&format!(", key_file={key}"));
+    assert_eq!(json(&["objects", "status", &elsewhere, "--json"])["state"], "in use, or not closed");
+    siltstone(&["objects", "check", &elsewhere]).ok();
+    let refused = siltstone(&["objects", "check", &elsewhere, "--data"]).refused();
+    assert!(refused.contains("expected key_store: its device, or for a reader a copy of it"), "{refused}");
+    let refused = siltstone(&["objects", "fence", &bucket.zones("")]).refused();
+    assert!(refused.contains("the volume is encrypted; expected key_file"), "{refused}");
+    let shared = keys(", read_only=true, lock=false");
+    let log = format!("log({})", bucket.zones(&format!("{shared}, open=reader, follow=200ms")));
+    let mut reader = bucket.serve("b", &log);
+    let mut client = RawClient::open(&reader.socket).unwrap();
+    assert_eq!(value_of(&mut client, 50), Ok(1));
+    assert_eq!(std::fs::read(format!("{folder}/vol.keys")).unwrap(), kept, "nobody has written to it");
+    // Enough for the cleaner, whose resets destroy keys.
+    for value in 2..30 {
+        write(&server, 0..200, value);
+    }
+    assert_ne!(std::fs::read(format!("{folder}/vol.keys")).unwrap(), kept, "nothing was erased");
+    reader.process.wait_until("it has the newest state", |_| value_of(&mut client, 50) == Ok(29));
+    drop(client);
+    reader.stop();
+    let drained = json(&["objects", "drain", &stack, "--json"]);
+    assert_eq!(drained["drained"], true, "{drained:#}");
+    drop(server);
+    let again = json(&["objects", "drain", &stack, "--json"]);
+    assert_eq!((&again["drained"], &again["upload_rounds"]), (&true.into(), &0.into()), "{again:#}");
+    let closed = siltstone(&["objects", "fence", &stack]);
+    assert!(closed.code == Some(2) && closed.err.contains("loses nothing by it"), "{closed:?}");
+    siltstone(&["objects", "check", &stack, "--data"]).ok();
+}
+
 /// A reader serves the volume and a snapshot of it, while the writer writes.
 #[test]
 fn a_reader_follows_the_writer() {

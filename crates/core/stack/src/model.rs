@@ -111,6 +111,19 @@ impl Stack {
         self
     }
 
+    /// Gives a part another value of a key, of the key's type. A key that its kind doesn't have is left out.
+    #[must_use]
+    pub fn with_value(mut self, part: &str, key: &str, value: Value) -> Stack {
+        let mut parts = self.parts.iter_mut().filter(|part| part.kind.contract != Contract::Door);
+        let Some(part) = parts.find(|found| found.name == part) else { return self };
+        let Some(key) = part.kind.key(key) else { return self };
+        part.values.retain(|given| given.key != key.name);
+        part.values.push(Given { key: key.name, key_span: part.name_span.clone(), value });
+        let place = |given: &Given| part.kind.keys.iter().position(|key| key.name == given.key);
+        part.values.sort_by_key(place);
+        self
+    }
+
     /// Text of the stack.
     pub fn source(&self) -> &Source {
         &self.source

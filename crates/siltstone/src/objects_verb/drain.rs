@@ -41,7 +41,7 @@ pub fn drain(arguments: &ObjectsDrain) -> Result<(), Failure> {
         )));
     }
     let Some(mut server) = reach::server(&arguments.operated, &registry())? else {
-        return Err(unserved(argument, &bucket)?);
+        return unserved(argument, &bucket, *json);
     };
     let status = ask(&mut server, Request::Status)?;
     if status["doors"][ATTACHED].is_object() {
@@ -77,12 +77,7 @@ pub fn drain(arguments: &ObjectsDrain) -> Result<(), Failure> {
         )));
     }
     match json {
-        true => print_json(&json!({
-            "drained": true,
-            "epoch": found.epoch,
-            "upload_rounds": rounds,
-            "pause_seconds": pause.as_secs_f64(),
-        })),
+        true => print_drained(found.epoch, rounds, pause),
         false => print_line(&format!(
             "{argument}: everything is in the bucket, and the volume is closed; {:.2} s without writes",
             pause.as_secs_f64()
@@ -90,13 +85,26 @@ pub fn drain(arguments: &ObjectsDrain) -> Result<(), Failure> {
     }
 }
 
-/// Returns the failure for a stack that isn't served.
-fn unserved(argument: &str, bucket: &Bucket) -> Result<Failure, Failure> {
+fn print_drained(epoch: u32, rounds: u32, pause: Duration) -> Result<(), Failure> {
+    print_json(&json!({
+        "drained": true,
+        "epoch": epoch,
+        "upload_rounds": rounds,
+        "pause_seconds": pause.as_secs_f64(),
+    }))
+}
+
+/// Says what is left to do for a stack that isn't served: nothing, if the volume is closed and no cache may
+/// have more.
+fn unserved(argument: &str, bucket: &Bucket, json: bool) -> Result<(), Failure> {
     let found = bucket.look(async move |volume| volume.epoch().await)?;
     let caches = caches_above(&bucket.stack, &bucket.name);
-    Ok(Failure::World(match (found.is_closed, caches.is_empty()) {
+    Err(Failure::World(match (found.is_closed, caches.is_empty()) {
+        (true, true) if json => return print_drained(found.epoch, 0, Duration::ZERO),
         (true, true) => {
-            format!("{argument}: not served, and its volume is closed already: any machine can open it")
+            return print_line(&format!(
+                "{argument}: nothing to do: it isn't served, and its volume is closed; any machine can open it"
+            ));
         }
         (true, false) => format!(
             "{argument}: not served, and its volume is closed, but its caches may hold more ({}): serve the stack once, then \

@@ -228,6 +228,35 @@ fn persistent_deletes_in_a_bucket() {
     }
 }
 
+/// A writer overwrites secrets; the check of data can't read a key store below a cache that writes. Both are
+/// refused before the store is asked.
+#[test]
+fn key_stores_that_do_not_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = folder.path().join("k");
+    std::fs::write(&key, [7; 32]).unwrap();
+    std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
+    std::fs::write(folder.path().join("keys.img"), [0; 8192]).unwrap();
+    let stack = |store: &str| {
+        format!(
+            "objects(\"http://127.0.0.1:1\", bucket=b, zones=64, zone_size=16MiB, key_file=k, key_store={store})"
+        )
+    };
+    for (arguments, store, code, expected) in [
+        (&["status"][..], "file(keys.img, read_only=true)", 1, "the device of the key store is read-only"),
+        (
+            &["objects", "check", "--data"],
+            "writecache(file(keys.img), file(fast.img, size=64MiB))",
+            2,
+            "continues its log on the fast device when it is opened",
+        ),
+    ] {
+        let stack = stack(store);
+        let ran = run(folder.path(), &[arguments, &[&stack]].concat());
+        assert!(ran.code == Some(code) && ran.stderr.contains(expected), "{store}: {ran:?}");
+    }
+}
+
 #[test]
 fn logs_on_zones() {
     refused(
@@ -530,6 +559,11 @@ fn options() {
         (&["top", "-d", "-1s"], "duration \"-1s\": expected"),
         (&["fs", "format", "x.img", "--size", "-8GiB"], "invalid value '-8GiB' for '--size <SIZE>'"),
         (&["objects", "status", "x", "--prices", "put=1"], "get is missing: expected put=X,get=X,storage=X"),
+        (
+            &["objects", "status", "objects(\"http://127.0.0.1:1\", bucket=b, key_file=nokey)"],
+            "/nokey\": No such file or directory (os error 2); expected it to exist; check the path",
+        ),
+        (&["stack", "check", "file(x.img, size=1MiB, lock=false)"], "lock=false of a file that is written"),
         (&["objects", "check", "ram(1MiB)"], "this stack has no part of kind \"objects\"; expected one"),
         (
             &["objects", "gc", "objects(\"http://h\", bucket=vol)", "--part", "b"],

@@ -7,9 +7,9 @@
 //! The file is opened by its path once and locked (`flock`); handles open the locked file again through that
 //! descriptor. It is locked while the part exists, so that two stacks don't write to one disk. A block device
 //! is also claimed (O_EXCL): opening fails if it is mounted, and mounting fails while it is open. A read-only
-//! file is locked together with other readers, and a read-only block device isn't claimed, so a mounted one
-//! may be read. A stack locks all its files before it changes the first; a stack with the same file twice is
-//! refused before any file is opened.
+//! file is locked together with other readers, or not at all (`lock=false`: beside a writer), and a
+//! read-only block device isn't claimed, so a mounted one may be read. A stack locks all its files before it
+//! changes the first; a stack with the same file twice is refused before any file is opened.
 
 pub mod creation;
 mod durability;
@@ -52,6 +52,12 @@ pub const KIND: Kind = Kind {
         )
         .or("auto"),
         Key::optional("read_only", ValueKind::Bool, "refuse every write").or("false"),
+        Key::optional(
+            "lock",
+            ValueKind::Bool,
+            "false, with read_only: don't lock the file, so that it is read while another stack writes it",
+        )
+        .or("true"),
     ],
     messages: FileMessage::FORMS,
     metrics: &[METRICS],
@@ -59,7 +65,8 @@ pub const KIND: Kind = Kind {
     example: "file(disk.img, size=4GiB)",
     plan: |arguments| {
         let settings = Settings::new(arguments)?;
-        arguments.claim("path", &settings.path, !settings.read_only, lock_for_stack);
+        let open = if settings.lock { lock_for_stack } else { open_for_stack };
+        arguments.claim("path", &settings.path, !settings.read_only, open);
         let block_size = settings.block_size.bytes() as u32;
         Ok(Shape { bytes: settings.planned_bytes(arguments)?, block_size: Some(block_size), zones: None })
     },
@@ -98,6 +105,7 @@ struct Settings {
     block_size: BlockSize,
     direct: Direct,
     read_only: bool,
+    lock: bool,
 }
 
 /// Type and size of the file at a path; `None` if it doesn't exist.
@@ -118,6 +126,7 @@ impl Settings {
             block_size: BlockSize::default(),
             direct: Direct::Auto,
             read_only: false,
+            lock: true,
         }
     }
 
@@ -127,12 +136,18 @@ impl Settings {
             "off" => Direct::Off,
             _ => Direct::Auto,
         };
+        let (read_only, lock) = (arguments.boolean("read_only")?, arguments.boolean("lock")?);
+        if !lock && !read_only {
+            return Err(arguments
+                .refuse("lock", "lock=false of a file that is written; expected read_only=true beside it"));
+        }
         Ok(Settings {
             path: arguments.path("path")?,
             size: arguments.optional_size("size")?,
             block_size: size::block_size(arguments)?,
             direct,
-            read_only: arguments.boolean("read_only")?,
+            read_only,
+            lock,
         })
     }
 
@@ -206,7 +221,7 @@ impl Shared {
 impl FilePart {
     /// Opens or creates a file as the device `file(path, size=..)` of a stack, with blocks of 4 KiB.
     pub async fn open_path(path: &Path, size: Option<u64>) -> Result<Self> {
-        let locked = lock(path, true).await?;
+        let locked = lock(path, true, true).await?;
         Self::prepare(Settings::of_path(path, size), locked, false, false).await
     }
 
@@ -251,7 +266,9 @@ impl FilePart {
         let is_new = locked.is_none();
         let locked = match locked {
             Some(locked) => locked,
-            None => open_locked(path, OpenOptions { create: true, ..OpenOptions::read_write() }).await?,
+            None => {
+                open_locked(path, OpenOptions { create: true, ..OpenOptions::read_write() }, true).await?
+            }
         };
         let file = locked.here()?;
         let found = file.metadata()?;
@@ -383,21 +400,27 @@ fn open_options(write: bool) -> OpenOptions {
 
 /// Opens and locks the file of a part for [`Arguments::locked`].
 fn lock_for_stack(path: PathBuf, alone: bool) -> Call<'static, Result<Option<LockedFile>>> {
-    Call::new(async move { Ok(lock(&path, alone).await?.map(|file| Box::new(file) as LockedFile)) })
+    Call::new(async move { Ok(lock(&path, alone, true).await?.map(|file| Box::new(file) as LockedFile)) })
 }
 
-/// Opens and locks a file, exclusively for writing, or shared for reading; `None` if it doesn't exist.
-async fn lock(path: &Path, alone: bool) -> Result<Option<SharedFile>> {
+/// Opens the file of a part that reads it beside a writer.
+fn open_for_stack(path: PathBuf, alone: bool) -> Call<'static, Result<Option<LockedFile>>> {
+    Call::new(async move { Ok(lock(&path, alone, false).await?.map(|file| Box::new(file) as LockedFile)) })
+}
+
+/// Opens and locks a file, exclusively for writing, or shared for reading, or not at all; `None` if it
+/// doesn't exist.
+async fn lock(path: &Path, alone: bool, is_locked: bool) -> Result<Option<SharedFile>> {
     let Some(found) = existing(path)? else { return Ok(None) };
     let exclusive = alone && found.is_block_device;
-    match open_locked(path, OpenOptions { exclusive, ..open_options(alone) }).await {
+    match open_locked(path, OpenOptions { exclusive, ..open_options(alone) }, is_locked).await {
         // It was removed meanwhile.
         Err(Error::NotFound(_)) if existing(path)?.is_none() => Ok(None),
         other => other.map(Some),
     }
 }
 
-async fn open_locked(path: &Path, options: OpenOptions) -> Result<SharedFile> {
+async fn open_locked(path: &Path, options: OpenOptions, is_locked: bool) -> Result<SharedFile> {
     let attempt = async || {
         let file = File::open(path, options).await.map_err(|error| match error {
             Error::Busy(_) => Error::busy(format!(
@@ -407,7 +430,8 @@ async fn open_locked(path: &Path, options: OpenOptions) -> Result<SharedFile> {
             )),
             other => other,
         })?;
-        file.lock(options.write).map_err(|error| match error {
+        let locked = if is_locked { file.lock(options.write) } else { Ok(()) };
+        locked.map_err(|error| match error {
             Error::Busy(_) => Error::busy(format!(
                 "{} is in use by another stack, or twice in this one: stop the other one first, or take another file",
                 path.display()

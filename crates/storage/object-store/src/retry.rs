@@ -57,6 +57,8 @@ fn hint(status: u16, code: &str, message: &str, kind: Kind) -> String {
         (_, "SignatureDoesNotMatch" | "InvalidAccessKeyId") => {
             "; check the access key and its secret".to_owned()
         }
+        // VersityGW's word for a key that it doesn't know.
+        (404, code) if code.contains("User") => "; check the access key and its secret".to_owned(),
         (404, "NoSuchBucket") => "; create the bucket, or correct its name".to_owned(),
         (401 | 403, _) => format!("; the credentials need {}", kind.permission()),
         _ => String::new(),
@@ -103,7 +105,9 @@ impl Failure {
         let hint = hint(status, &code, &message, kind);
         let expected: Vec<String> = expected.iter().map(ToString::to_string).collect();
         let shown = format!("status {status} {}", shown(&format!("{code} {message}")));
-        let text = format!("{}; expected {}{hint}", shown.trim(), expected.join(" or "));
+        // A store's sentence ends here.
+        let shown = shown.trim().trim_end_matches('.');
+        let text = format!("{shown}; expected {}{hint}", expected.join(" or "));
         let retry = match (status, &*code) {
             (429 | 503, _) | (_, "SlowDown") => Retry::SlowDown,
             (400 | 403, "ExpiredToken") => Retry::WithNewCredentials,
@@ -242,6 +246,7 @@ mod tests {
             (403, "RequestTimeTooSkewed", "", "clock"),
             (403, "AccessDenied", "Request has expired", "clock"),
             (403, "SignatureDoesNotMatch", "The request signature", "its secret"),
+            (404, "XAdminUserNotFound", "No user exists", "its secret"),
             (403, "AccessDenied", "Access Denied.", "s3:ListBucket"),
             (403, "", "", "s3:ListBucket"),
             (404, "NoSuchBucket", "", "create the bucket"),

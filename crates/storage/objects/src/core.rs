@@ -252,7 +252,7 @@ impl Core {
         manifests: Manifests,
         settings: Settings,
         opened: Opened,
-        store: Option<KeyStore>,
+        store: Option<Rc<KeyStore>>,
     ) -> Result<Rc<Core>> {
         let Opened { identity, table, position, garbage: found, .. } = opened;
         let keys = manifests.keys.clone().map(|keys| ZoneKeys::new(keys, identity.volume, store));
@@ -337,6 +337,8 @@ impl Core {
     }
 
     fn open_locked(&self, zone: &mut Zone, index: ZoneIndex, to: ZoneState) -> Result<()> {
+        // A zone whose key is unknown stays as it is.
+        self.zone_key(index, zone.generation)?;
         let opened = self.limits.open_one(zone.state);
         opened.map_err(|busy| busy.in_context(format!("opening zone {index}")))?;
         zone.state = to;
@@ -640,6 +642,10 @@ impl Core {
     pub async fn reset(self: Rc<Self>, index: ZoneIndex) -> Result<u64> {
         self.own(index, None).await?;
         let turn = self.order.begin();
+        if let Err(error) = self.check_renewable(index).await {
+            self.release(index, |_| ());
+            return Err(error);
+        }
         turn.comes().await;
         let (generation, batch) = {
             let zone = &mut self.zones.borrow_mut()[index.0 as usize];
@@ -661,11 +667,9 @@ impl Core {
         drop(turn);
         let raised = self.log.durable(batch).await;
         // Only now: a crash before would leave data without its key.
-        let raised = match (raised, &self.keys) {
-            (Ok(()), Some(keys)) => keys.renew(index, generation).await.inspect_err(|error| {
-                self.log.stop(error.clone());
-            }),
-            (raised, _) => raised,
+        let raised = match raised {
+            Ok(()) => self.renew(index, generation).await,
+            failed => failed,
         };
         self.release(index, |zone| {
             if raised.is_ok() {

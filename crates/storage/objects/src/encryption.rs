@@ -4,7 +4,7 @@ use crate::format::VolumeId;
 use crate::key_store::{self, KeyStore};
 use crate::seal::Keys;
 use crate::table::Table;
-use block::{DevicePart, EraseGuarantee, Error, Result};
+use block::{DevicePart, EraseGuarantee, Result};
 use crypt::secret::Secret;
 use std::fmt;
 use std::rc::Rc;
@@ -45,9 +45,11 @@ pub(crate) async fn open(
     let Some(Encryption { key, key_store }) = encryption else { return Ok((None, None)) };
     let keys = Rc::new(Keys::new(key.get(), key_store.is_some())?);
     let Some(part) = key_store else { return Ok((Some(keys), None)) };
+    let device = part.open().await?;
+    key_store::check_writable(device.geometry())?;
     let store = match new_zones {
         Some(zones) => {
-            key_store::check_device(part.open().await?.geometry(), zones)?;
+            key_store::check_device(device.geometry(), zones)?;
             None
         }
         None => Some(KeyStore::open(part).await?),
@@ -55,18 +57,22 @@ pub(crate) async fn open(
     Ok((Some(keys), store))
 }
 
-/// Keys of a volume that isn't opened for writing.
+/// Keys of a volume whose zones are read.
 ///
 /// # Errors
-/// [`block::Error::Unsupported`] with a key store, which has one user, the writer; errors of [`Keys::new`].
-pub(crate) fn keys_alone(encryption: Option<&Encryption>) -> Result<Option<Rc<Keys>>> {
-    match encryption {
-        None => Ok(None),
-        Some(Encryption { key, key_store: None }) => Keys::new(key.get(), false).map(Rc::new).map(Some),
-        Some(_) => Err(Error::unsupported(
-            "the volume has a key store, which only its writer opens; expected a volume without one, or the writer",
-        )),
-    }
+/// Errors of [`Keys::new`].
+pub(crate) fn keys(encryption: Option<&Encryption>) -> Result<Option<Rc<Keys>>> {
+    let keys = encryption.map(|Encryption { key, key_store }| Keys::new(key.get(), key_store.is_some()));
+    keys.transpose().map(|keys| keys.map(Rc::new))
+}
+
+/// Keys of a volume of which only manifests are read, so that it doesn't matter whether it has a key store.
+///
+/// # Errors
+/// Errors of [`Keys::new`].
+pub(crate) fn keys_of_manifests(encryption: Option<&Encryption>) -> Result<Option<Rc<Keys>>> {
+    let keys = encryption.map(|Encryption { key, .. }| Keys::of_manifests(key.get()));
+    keys.transpose().map(|keys| keys.map(Rc::new))
 }
 
 /// Reads and completes the key store of an opened volume, or creates that of a new one.
@@ -91,11 +97,15 @@ pub(crate) async fn complete(
         store
     };
     store.complete(table).await?;
-    match store.lost() {
-        0 => {}
-        lost => tracing::warn!(
+    match (store.lost(), store.unread()) {
+        (0, 0) => {}
+        (lost, 0) => tracing::warn!(
             "zones in an object store: the key store lacks the secrets of {lost} zones, whose data can't be read: it is \
              damaged, or an older copy"
+        ),
+        (lost, unread) => tracing::warn!(
+            "zones in an object store: the key store can't be read in part (blocks: {unread}): {lost} zones have data that can't be read, and \
+             empty zones with secrets there take none; mend its device, or put a copy in its place, and open again"
         ),
     }
     Ok(Some(store))

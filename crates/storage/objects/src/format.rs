@@ -246,13 +246,17 @@ fn check_keys(keys: Option<&Keys>, flags: u32, key_id: [u8; 4]) -> Result<()> {
     let (_, expected_flags, expected_id) = protection(keys);
     let text = match keys {
         _ if (expected_flags, expected_id) == (flags, key_id) => return Ok(()),
+        Some(keys) if expected_id == key_id && flags > 0 && keys.fit(flags & HAS_STORE > 0) => return Ok(()),
         None if flags & HAS_STORE > 0 => "the volume is encrypted; expected key_file and key_store",
         None => "the volume is encrypted; expected key_file",
         Some(_) if flags == 0 => "the volume isn't encrypted; leave key_file out, or format",
         Some(_) if expected_id != key_id => {
-            "the volume is encrypted with another key than that of key_file, unless this object was altered"
+            "the volume is encrypted with another key than that of key_file, unless this object was altered; expected the key with which \
+             it was formatted"
         }
-        Some(_) if flags & HAS_STORE > 0 => "the keys of zones are in a key store; expected key_store",
+        Some(_) if flags & HAS_STORE > 0 => {
+            "the keys of zones are in a key store; expected key_store: its device, or for a reader a copy of it"
+        }
         Some(_) => "the volume has no key store; leave key_store out, or format",
     };
     Err(Error::unsupported(text))

@@ -7,7 +7,11 @@
 //! - The secret of a zone's generation is durable before [`KeyStore::renew`] or [`KeyStore::create`] returns,
 //!   so before anything is sealed with it. It is drawn at random, and nowhere else.
 //! - Once `renew` has returned, the secret of the generation before is overwritten on the device.
-//! - A slot that can't be read is as one that is damaged: its secret is lost, and others are served.
+//! - A damaged slot has no secret, and others are served.
+//! - A block that couldn't be read is unknown, and not empty: it is never written while a zone with data has
+//!   its secret there, since another attempt, or another leg of a mirror, may read it. Its zones have no keys
+//!   meanwhile, and others are served.
+//! - Only a volume's writer writes to the device: a reader has [`KeyStore::refreshed`].
 //! - A secret is overwritten only by `renew`, whose caller has made the reset durable in the bucket, and by
 //!   `create`. A power cut leaves the old bytes or the new ones of each sector: secrets of other zones in it
 //!   are the same in both.
@@ -20,8 +24,8 @@ use crate::table::{Entry, MAX_ZONES, Table};
 use block::{BlockIndex, BlockSize, Buffer, Device, DeviceGeometry, DevicePart, Durability, Error, Result};
 use crc_fast::{CrcAlgorithm, Digest};
 use runtime::sync::Semaphore;
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -65,6 +69,8 @@ enum Slot {
     Of(u64),
     /// Bytes of another form: the slot was never written, or is damaged.
     Damaged,
+    /// Slot of a block that couldn't be read.
+    Unread,
 }
 
 /// A key store.
@@ -77,15 +83,34 @@ pub(crate) struct KeyStore {
     slots: RefCell<Zeroizing<Vec<u8>>>,
     /// Blocks whose slots have changed, counted from the first slot.
     changed: RefCell<BTreeSet<u64>>,
+    /// Blocks that couldn't be read, with zeros in place of their slots: they aren't written.
+    unread: RefCell<BTreeSet<u64>>,
     /// Held while blocks are written.
     writing: Rc<Semaphore>,
-    /// Zones that had data without a secret when the volume was opened.
-    lost: Cell<u32>,
+    /// Zones that have data without a secret, with the generation of the data.
+    lost: RefCell<BTreeMap<u32, u64>>,
 }
+
+/// Knowledge of the caller about zones: the generation of one without data, `None` for one with data.
+pub(crate) type Empty<'a> = &'a dyn Fn(u32) -> Option<u64>;
 
 /// Offset of the slots, and their bytes in whole blocks.
 fn extent(zones: u32, block: u64) -> (u64, u64) {
     (START.max(block), (u64::from(zones) * SLOT as u64).next_multiple_of(block))
+}
+
+/// Checks that a device takes writes, as resets need it.
+///
+/// # Errors
+/// [`Error::Invalid`] for one that is read-only.
+pub(crate) fn check_writable(device: &DeviceGeometry) -> Result<()> {
+    match device.read_only {
+        false => Ok(()),
+        true => Err(Error::invalid(
+            "the device of the key store is read-only; expected one that takes writes, since resets overwrite secrets: leave read_only \
+             out, or open the volume with open=reader",
+        )),
+    }
 }
 
 /// Checks that a device has space for the secrets of zones.
@@ -126,6 +151,8 @@ enum Need {
     Nothing,
     /// The zone is empty, and a secret of its generation is missing: its reset was interrupted.
     Secret,
+    /// The zone is empty, and it isn't known whether its secret is there.
+    Unknown,
     /// The zone has data whose secret is missing.
     Lost,
     /// The bucket shows an older generation.
@@ -136,6 +163,7 @@ fn need(entry: &Entry, slot: Slot) -> Need {
     match slot {
         Slot::Of(generation) if generation == entry.generation => Need::Nothing,
         Slot::Of(generation) if generation > entry.generation => Need::Older,
+        Slot::Unread if entry.pieces.is_empty() => Need::Unknown,
         _ if entry.pieces.is_empty() => Need::Secret,
         _ => Need::Lost,
     }
@@ -151,23 +179,35 @@ async fn read(device: &dyn Device, at: u64, length: u64) -> Result<Buffer> {
     read.map_err(in_context)
 }
 
-/// Appends the slots at byte `at` of the device. Blocks that can't be read have damaged ones.
-async fn read_slots(device: &dyn Device, at: u64, length: u64, slots: &mut Vec<u8>) -> Result<()> {
+/// Whether an error is of a block, so that others may be read.
+fn is_of_block(error: &Error) -> bool {
+    matches!(error, Error::Os(..) | Error::Io(_) | Error::Corrupt(_))
+}
+
+/// Reads the blocks with these numbers one by one, or together if that succeeds, and passes each of them on
+/// with its bytes, or the error of reading it.
+///
+/// # Errors
+/// Errors of the device as a whole.
+async fn read_blocks(
+    device: &dyn Device,
+    start: u64,
+    blocks: Range<u64>,
+    take: &mut dyn FnMut(u64, Result<&[u8]>),
+) -> Result<()> {
     let block = device.geometry().block_size.bytes();
-    match read(device, at, length).await {
+    match read(device, start + blocks.start * block, (blocks.end - blocks.start) * block).await {
         Ok(mut some) => {
-            slots.extend_from_slice(some.filled());
+            let each = blocks.zip(some.filled().chunks_exact(block as usize));
+            each.for_each(|(number, bytes)| take(number, Ok(bytes)));
             some.filled_mut().zeroize();
         }
-        Err(Error::Os(..) | Error::Io(_) | Error::Corrupt(_)) if length > block => {
-            for at in (at..at + length).step_by(block as usize) {
-                Box::pin(read_slots(device, at, block, slots)).await?;
+        Err(error) if is_of_block(&error) && blocks.end - blocks.start > 1 => {
+            for number in blocks {
+                Box::pin(read_blocks(device, start, number..number + 1, take)).await?;
             }
         }
-        Err(error @ (Error::Os(..) | Error::Io(_) | Error::Corrupt(_))) => {
-            tracing::warn!("{error}: the secrets in {length} bytes from byte {at} on are lost");
-            slots.resize(slots.len() + length as usize, 0);
-        }
+        Err(error) if is_of_block(&error) => take(blocks.start, Err(error)),
         Err(error) => return Err(error),
     }
     Ok(())
@@ -228,12 +268,22 @@ impl KeyStore {
                 "the key store: {zones} zones from byte {start} on; expected 1 to {MAX_ZONES}, in whole blocks of {block} bytes, up to byte {size}"
             )));
         }
-        let mut slots = Zeroizing::new(Vec::with_capacity(length as usize));
-        while (slots.len() as u64) < length {
-            let at = slots.len() as u64;
-            read_slots(&*device, start + at, (length - at).min(BATCH.max(block)), &mut slots).await?;
+        let mut slots = Zeroizing::new(vec![0; length as usize]);
+        let (mut unread, most) = (BTreeSet::new(), (BATCH / block).max(1));
+        for from in (0..length / block).step_by(most as usize) {
+            let blocks = from..(from + most).min(length / block);
+            let mut take = |number: u64, bytes: Result<&[u8]>| match bytes {
+                Ok(bytes) => slots[(number * block) as usize..][..bytes.len()].copy_from_slice(bytes),
+                Err(error) => {
+                    tracing::warn!("{error}: {block} bytes from byte {} on", start + number * block);
+                    unread.insert(number);
+                }
+            };
+            read_blocks(&*device, start, blocks, &mut take).await?;
         }
-        Ok(KeyStore::with(device, (superblock.volume, zones, start), slots))
+        let store = KeyStore::with(device, (superblock.volume, zones, start), slots);
+        store.unread.replace(unread);
+        Ok(store)
     }
 
     fn with(
@@ -241,11 +291,35 @@ impl KeyStore {
         (volume, zones, start): ([u8; 16], u32, u64),
         slots: Zeroizing<Vec<u8>>,
     ) -> KeyStore {
-        let (slots, changed, writing) = (RefCell::new(slots), RefCell::default(), Semaphore::new(1));
-        KeyStore { device, volume, zones, start, slots, changed, writing, lost: Cell::new(0) }
+        let (slots, writing) = (RefCell::new(slots), Semaphore::new(1));
+        let (changed, unread, lost) = (RefCell::default(), RefCell::default(), RefCell::default());
+        KeyStore { device, volume, zones, start, slots, changed, unread, writing, lost }
+    }
+
+    fn block_bytes(&self) -> u64 {
+        self.device.geometry().block_size.bytes()
+    }
+
+    /// Number of the block that has the slot of a zone.
+    fn block_of(&self, zone: u32) -> u64 {
+        u64::from(zone) * SLOT as u64 / self.block_bytes()
+    }
+
+    /// Zones whose slots are in a block.
+    fn zones_of(&self, block: u64) -> Range<u32> {
+        let each = self.block_bytes() / SLOT as u64;
+        let end = ((block + 1) * each).min(self.zones.into());
+        (block * each) as u32..end as u32
+    }
+
+    fn is_unread(&self, block: u64) -> bool {
+        self.unread.borrow().contains(&block)
     }
 
     fn slot(&self, zone: u32) -> Slot {
+        if self.is_unread(self.block_of(zone)) {
+            return Slot::Unread;
+        }
         let slots = self.slots.borrow();
         let Some(slot) = slots.chunks_exact(SLOT).nth(zone as usize) else { return Slot::Damaged };
         match slot[CHECKED..] == checksum(&self.volume, zone, slot) {
@@ -284,26 +358,80 @@ impl KeyStore {
     }
 
     /// Draws secrets for zones that were empty when their reset was interrupted, and counts the zones with
-    /// data whose secret is lost.
+    /// data whose secret is lost. A block that couldn't be read is written if no zone needs what it has.
     ///
     /// # Errors
     /// Errors of the device.
     pub async fn complete(&self, table: &Table) -> Result<()> {
-        let mut lost = 0;
-        for (zone, entry) in (0..).zip(&table.zones) {
-            match need(entry, self.slot(zone)) {
-                Need::Secret => self.draw(zone, entry.generation),
-                Need::Lost => lost += 1,
-                Need::Nothing | Need::Older => {}
+        let empty = |zone: u32| {
+            let entry = &table.zones[zone as usize];
+            entry.pieces.is_empty().then_some(entry.generation)
+        };
+        let unread = self.unread.borrow().clone();
+        for block in unread {
+            if self.zones_of(block).all(|zone| empty(zone).is_some()) {
+                let _only = self.writing.acquire(1).await;
+                self.redraw(block, &empty).await?;
             }
         }
-        self.lost.set(lost);
+        for (zone, entry) in (0..).zip(&table.zones) {
+            if need(entry, self.slot(zone)) == Need::Secret {
+                self.draw(zone, entry.generation);
+            }
+        }
+        self.note_lost(table);
         self.write_changed().await
     }
 
-    /// Zones that had data without a secret when the volume was opened.
+    /// Notes the zones of a table that have data without a secret.
+    fn note_lost(&self, table: &Table) {
+        let lost = (0..).zip(&table.zones).filter(|(zone, entry)| {
+            // An older state of the bucket has data whose secret was destroyed.
+            let need = need(entry, self.slot(*zone));
+            need == Need::Lost || (need == Need::Older && !entry.pieces.is_empty())
+        });
+        self.lost.replace(lost.map(|(zone, entry)| (zone, entry.generation)).collect());
+    }
+
+    /// Zones that have data without a secret.
     pub fn lost(&self) -> u32 {
-        self.lost.get()
+        self.lost.borrow().len() as u32
+    }
+
+    /// Blocks that couldn't be read.
+    pub fn unread(&self) -> u32 {
+        self.unread.borrow().len() as u32
+    }
+
+    /// Returns the key store with the secrets that the data of these zones needs, for a reader: the blocks of
+    /// missing ones are read again, which the writer may have written since. Nothing is written.
+    ///
+    /// # Errors
+    /// Errors of the device as a whole.
+    pub async fn refreshed(&self, table: &Table) -> Result<KeyStore> {
+        let slots = self.slots.borrow().clone();
+        let store = KeyStore::with(self.device.clone(), (self.volume, self.zones, self.start), slots);
+        store.unread.replace(self.unread.borrow().clone());
+        let missing =
+            (0..).zip(&table.zones).filter(|(zone, entry)| need(entry, self.slot(*zone)) == Need::Lost);
+        let blocks: BTreeSet<u64> = missing.map(|(zone, _)| self.block_of(zone)).collect();
+        for number in blocks {
+            let mut take = |number: u64, bytes: Result<&[u8]>| match bytes {
+                Ok(bytes) => store.know(number, bytes),
+                // The secrets of other zones that are known stay.
+                Err(error) => tracing::warn!("{error}: block {number} of the secrets"),
+            };
+            read_blocks(&*self.device, self.start, number..number + 1, &mut take).await?;
+        }
+        store.note_lost(table);
+        Ok(store)
+    }
+
+    /// Takes over the bytes of a block.
+    fn know(&self, block: u64, bytes: &[u8]) {
+        let at = (block * self.block_bytes()) as usize;
+        self.slots.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+        self.unread.borrow_mut().remove(&block);
     }
 
     /// Secret of a zone's generation.
@@ -321,9 +449,60 @@ impl KeyStore {
             Slot::Of(found) if found > generation => {
                 Err(Error::invalid(format!("zone {zone}: it was reset, and its key destroyed")))
             }
-            _ => Err(Error::corrupt(format!(
+            Slot::Unread => Err(Error::corrupt(format!(
+                "zone {zone}: its key is unknown, since the key store can't be read from byte {} on; expected a device that can be read: \
+                 mend it, or put a copy in its place, and open again",
+                self.start + self.block_of(zone) * self.block_bytes()
+            ))),
+            Slot::Of(_) | Slot::Damaged => Err(Error::corrupt(format!(
                 "zone {zone}: the key store has no secret of generation {generation}: it is damaged, or an older copy; the data of \
                  this generation is lost without it"
+            ))),
+        }
+    }
+
+    /// Checks that the secret of a zone can be replaced, and changes nothing. A block that couldn't be read
+    /// is read again.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it still can't be read, and other zones need it; errors of the device as a whole.
+    pub async fn check_renewable(&self, zone: u32, empty: Empty<'_>) -> Result<()> {
+        match self.is_unread(self.block_of(zone)) {
+            true => {
+                let _only = self.writing.acquire(1).await;
+                self.read_again(zone, empty).await.map(drop)
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// Reads the block of a zone again, if it couldn't be read; false if it still can't be, and no other zone
+    /// needs what it has. The caller is the only one that reads or writes blocks.
+    ///
+    /// # Errors
+    /// Errors of [`check_renewable`](Self::check_renewable).
+    async fn read_again(&self, zone: u32, empty: Empty<'_>) -> Result<bool> {
+        let block = self.block_of(zone);
+        let mut refusal = None;
+        let mut take = |number: u64, bytes: Result<&[u8]>| match bytes {
+            Ok(bytes) => self.know(number, bytes),
+            Err(error) => refusal = Some(error),
+        };
+        if self.is_unread(block) {
+            read_blocks(&*self.device, self.start, block..block + 1, &mut take).await?;
+        }
+        let Some(error) = refusal else {
+            let is_missing = |zone: &u32, generation: &mut u64| self.slot(*zone) != Slot::Of(*generation);
+            self.lost.borrow_mut().retain(is_missing);
+            return Ok(true);
+        };
+        match self.zones_of(block).filter(|other| *other != zone && empty(*other).is_none()).count() {
+            0 => Ok(false),
+            others => Err(Error::io(format!(
+                "zone {zone}: its secret isn't overwritten, since the same {} bytes have those of {others} other zones with data, and \
+                 can't be read: {error}; nothing was changed; mend the device of the key store, or put a copy in its place, and open \
+                 again",
+                self.block_bytes()
             ))),
         }
     }
@@ -331,16 +510,36 @@ impl KeyStore {
     fn draw(&self, zone: u32, generation: u64) {
         let at = zone as usize * SLOT;
         fill(&self.volume, zone, generation, &mut self.slots.borrow_mut()[at..at + SLOT]);
-        let block = self.device.geometry().block_size.bytes();
-        self.changed.borrow_mut().insert(at as u64 / block);
+        self.changed.borrow_mut().insert(self.block_of(zone));
+        self.lost.borrow_mut().remove(&zone);
+    }
+
+    /// Writes a block that couldn't be read, with new secrets of all its zones, none of which has data. They
+    /// are used once they are durable. The caller is the only one that reads or writes blocks.
+    async fn redraw(&self, block: u64, empty: Empty<'_>) -> Result<()> {
+        let zones = self.zones_of(block).filter_map(|zone| Some((zone, empty(zone)?)));
+        zones.for_each(|(zone, generation)| self.draw(zone, generation));
+        self.changed.borrow_mut().remove(&block);
+        self.write(&BTreeSet::from([block])).await?;
+        self.unread.borrow_mut().remove(&block);
+        Ok(())
     }
 
     /// Replaces the secret of a zone by that of a later generation. Resets at the same time are written
     /// together.
     ///
     /// # Errors
-    /// Errors of the device, after which it is unknown which of the two it has.
-    pub async fn renew(&self, zone: u32, generation: u64) -> Result<()> {
+    /// Errors of [`check_renewable`](Self::check_renewable), and of the device: then it is unknown
+    /// which of the two it has.
+    pub async fn renew(&self, zone: u32, generation: u64, empty: Empty<'_>) -> Result<()> {
+        let block = self.block_of(zone);
+        if self.is_unread(block) {
+            let _only = self.writing.acquire(1).await;
+            if !self.read_again(zone, empty).await? {
+                let renewed = |other| if other == zone { Some(generation) } else { empty(other) };
+                return self.redraw(block, &renewed).await;
+            }
+        }
         self.draw(zone, generation);
         self.write_changed().await
     }
@@ -353,6 +552,7 @@ impl KeyStore {
         if changed.is_empty() {
             return Ok(());
         }
+        debug_assert!(changed.is_disjoint(&self.unread.borrow()), "a block is written that couldn't be read");
         let written = self.write(&changed).await;
         if written.is_err() {
             self.changed.borrow_mut().extend(changed);
@@ -361,7 +561,7 @@ impl KeyStore {
     }
 
     async fn write(&self, changed: &BTreeSet<u64>) -> Result<()> {
-        let block = self.device.geometry().block_size.bytes();
+        let block = self.block_bytes();
         let most = (BATCH / block).max(1);
         let mut blocks = changed.iter().copied().peekable();
         while let Some(first) = blocks.next() {
@@ -381,7 +581,7 @@ impl KeyStore {
 
     /// Overwrites bytes by zeros that are written: deallocated ones may stay on the medium.
     async fn wipe(&self, range: Range<u64>) -> Result<()> {
-        let block = self.device.geometry().block_size.bytes();
+        let block = self.block_bytes();
         let zeros = Buffer::zeroed(BATCH as usize).freeze();
         for at in range.clone().step_by(BATCH as usize) {
             let some = zeros.slice(0..(range.end - at).min(BATCH) as usize);
@@ -393,190 +593,4 @@ impl KeyStore {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::table::{Piece, State};
-    use disks::ram::RamPart;
-
-    const VOLUME: [u8; 16] = [7; 16];
-
-    fn device(block: u64) -> Arc<dyn DevicePart> {
-        Arc::new(RamPart::new(1 << 20, block::BlockSize::new(block).unwrap()).unwrap())
-    }
-
-    async fn bytes(part: &Arc<dyn DevicePart>) -> Vec<u8> {
-        let (outcome, buffer) = part.open().await.unwrap().read(BlockIndex(0), Buffer::new(1 << 20)).await;
-        outcome.unwrap();
-        buffer.filled().to_vec()
-    }
-
-    fn world<Fut: Future<Output = ()> + 'static>(test: impl FnOnce() -> Fut + 'static) {
-        runtime::simulate(runtime::Simulation::new(5), test).unwrap();
-    }
-
-    #[test]
-    fn a_renewed_secret_is_nowhere_on_the_device() {
-        for block in [512, 4096, 16384] {
-            world(move || async move {
-                let part = device(block);
-                let store = KeyStore::create(&part, VOLUME, 500).await.unwrap();
-                let all: Vec<_> = (0..500).map(|zone| *store.secret(zone, 1).unwrap()).collect();
-                assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), 500);
-                let holds =
-                    async |secret: &[u8; KEY]| bytes(&part).await.windows(KEY).any(|bytes| bytes == secret);
-                assert!(holds(&all[77]).await && holds(&all[78]).await);
-                runtime::join_all([store.renew(77, 2), store.renew(300, 2), store.renew(76, 2)]).await;
-                assert!(!holds(&all[77]).await && holds(&all[78]).await);
-                assert!(matches!(store.secret(77, 1), Err(Error::Invalid(_))));
-                let again = KeyStore::open(&part).await.unwrap();
-                for zone in 0..500 {
-                    let generation = if [76, 77, 300].contains(&zone) { 2 } else { 1 };
-                    assert_eq!(
-                        *again.secret(zone, generation).unwrap(),
-                        *store.secret(zone, generation).unwrap()
-                    );
-                }
-                KeyStore::create(&part, [8; 16], 500).await.unwrap();
-                assert!(!holds(&all[78]).await, "formatting destroys all");
-            });
-        }
-    }
-
-    /// Nothing of an earlier key store is left, whatever zones and blocks it had.
-    #[test]
-    fn formatting_destroys_the_secrets_of_more_zones_and_of_other_blocks() {
-        for (before, zones, after) in
-            [(512, 8, 512), (512, 500, 16384), (16384, 500, 512), (16384, 8, 4096), (65536, 8, 512)]
-        {
-            world(move || async move {
-                let old = device(before);
-                let store = KeyStore::create(&old, VOLUME, 500).await.unwrap();
-                let secrets: Vec<_> = (0..500).map(|zone| *store.secret(zone, 1).unwrap()).collect();
-                let new = device(after);
-                let copy = Buffer::copy_of(&bytes(&old).await);
-                let handle = new.open().await.unwrap();
-                handle.write(BlockIndex(0), copy.into(), Durability::Visible).await.unwrap();
-                KeyStore::create(&new, [8; 16], zones).await.unwrap();
-                let left: BTreeSet<Vec<u8>> =
-                    bytes(&new).await.windows(KEY).step_by(8).map(<[u8]>::to_vec).collect();
-                assert!(secrets.iter().all(|secret| !left.contains(&secret[..])), "{before} to {after}");
-                KeyStore::open(&new)
-                    .await
-                    .unwrap()
-                    .check_volume(&[8; 16], &Table::new(zones, 512).unwrap())
-                    .unwrap();
-            });
-        }
-    }
-
-    fn faulty(part: &Arc<dyn DevicePart>, rule: &str) -> Arc<dyn DevicePart> {
-        let rules = layers::fault::parse_rules(&[rule.to_owned()], stack::Contract::Device).unwrap();
-        Arc::new(layers::fault::FaultDevicePart::new(part.clone(), rules, 1).unwrap())
-    }
-
-    /// A sector that can't be read has damaged slots, and those of the others are served.
-    #[test]
-    fn sectors_that_cannot_be_read_lose_their_secrets_alone() {
-        world(|| async {
-            let part = device(512);
-            let store = KeyStore::create(&part, VOLUME, 500).await.unwrap();
-            // The sector of zones 80 to 87.
-            let at = START + 80 * SLOT as u64;
-            let part = faulty(&part, &format!("read error=EIO range={at}..{}", at + 512));
-            let again = KeyStore::open(&part).await.unwrap();
-            for zone in 0..500 {
-                match (80..88).contains(&zone) {
-                    true => assert!(matches!(again.secret(zone, 1), Err(Error::Corrupt(_))), "{zone}"),
-                    false => assert_eq!(again.secret(zone, 1), store.secret(zone, 1), "{zone}"),
-                }
-            }
-        });
-    }
-
-    /// A write that takes long is awaited, so that it never lands over a later one.
-    #[test]
-    fn slow_writes_are_awaited() {
-        world(|| async {
-            let part = device(512);
-            KeyStore::create(&part, VOLUME, 8).await.unwrap();
-            let store = KeyStore::open(&faulty(&part, "write delay=500s times=1")).await.unwrap();
-            let begun = runtime::now();
-            store.renew(3, 2).await.unwrap();
-            assert!(begun.elapsed() >= Duration::from_secs(500));
-            let again = KeyStore::open(&part).await.unwrap();
-            assert_eq!(again.secret(3, 2), store.secret(3, 2));
-        });
-    }
-
-    /// A superblock that was altered is refused before memory is taken for its zones.
-    #[test]
-    fn key_stores_of_too_many_zones_are_refused() {
-        world(|| async {
-            let part = device(512);
-            KeyStore::create(&part, VOLUME, 8).await.unwrap();
-            for zones in [0, MAX_ZONES + 1, u32::MAX] {
-                let mut sector = bytes(&part).await[..sector::SECTOR].to_vec();
-                sector[12..16].copy_from_slice(&zones.to_le_bytes());
-                sector::seal(&mut sector);
-                let handle = part.open().await.unwrap();
-                let sector = Buffer::copy_of(&sector).into();
-                handle.write(BlockIndex(0), sector, Durability::Visible).await.unwrap();
-                let error = KeyStore::open(&part).await.map(drop).unwrap_err();
-                let is_named = error.to_string().contains(&format!("{zones} zones"));
-                assert!(matches!(error, Error::Corrupt(_)) && is_named, "{error}");
-            }
-        });
-    }
-
-    #[test]
-    fn other_key_stores_and_older_buckets_are_refused() {
-        world(|| async {
-            let part = device(512);
-            assert!(matches!(KeyStore::open(&part).await, Err(Error::NotFound(_))));
-            assert!(matches!(KeyStore::create(&part, VOLUME, 1 << 20).await, Err(Error::Invalid(_))));
-            let store = KeyStore::create(&part, VOLUME, 8).await.unwrap();
-            let mut table = Table::new(8, 1 << 20).unwrap();
-            store.check_volume(&VOLUME, &table).unwrap();
-            store.check_age(&table).unwrap();
-            assert!(matches!(store.check_volume(&[8; 16], &table), Err(Error::Invalid(_))));
-            let larger = Table::new(9, 1 << 20).unwrap();
-            assert!(matches!(store.check_volume(&VOLUME, &larger), Err(Error::Invalid(_))));
-            store.renew(3, 2).await.unwrap();
-            let error = store.check_age(&table).unwrap_err();
-            assert!(matches!(error, Error::Corrupt(_)) && error.to_string().contains("zone 3"), "{error}");
-            // An interrupted reset, and a copy of the key store that is older than the data.
-            let piece = Piece { offset: 0, length: 512, epoch: 1, serial: 1 };
-            table.zones[3].generation = 2;
-            table.zones[4].generation = 7;
-            table.zones[5] = Entry { generation: 2, state: State::Full, pieces: vec![piece] };
-            store.check_age(&table).unwrap();
-            store.complete(&table).await.unwrap();
-            assert_eq!(store.lost(), 1);
-            let again = KeyStore::open(&part).await.unwrap();
-            assert_eq!(*again.secret(4, 7).unwrap(), *store.secret(4, 7).unwrap());
-            let error = again.secret(5, 2).unwrap_err();
-            assert!(matches!(error, Error::Corrupt(_)) && error.to_string().contains("zone 5"), "{error}");
-            again.complete(&table).await.unwrap();
-            assert_eq!(again.lost(), 1);
-        });
-    }
-
-    /// Damage of any byte is noticed, or is in bytes without a use.
-    #[test]
-    fn damaged_slots_have_no_secret() {
-        world(|| async {
-            let part = device(512);
-            let store = KeyStore::create(&part, VOLUME, 8).await.unwrap();
-            for at in 0..SLOT {
-                store.slots.borrow_mut()[SLOT + at] ^= 1;
-                assert!(matches!(store.secret(1, 1), Err(Error::Corrupt(_))), "byte {at}");
-                store.slots.borrow_mut()[SLOT + at] ^= 1;
-            }
-            // A slot elsewhere.
-            let slot = store.slots.borrow()[..SLOT].to_vec();
-            store.slots.borrow_mut()[SLOT..2 * SLOT].copy_from_slice(&slot);
-            assert!(matches!(store.secret(1, 1), Err(Error::Corrupt(_))));
-            assert_eq!(store.secret(0, 1).map(drop), Ok(()));
-        });
-    }
-}
+mod tests;

@@ -19,6 +19,8 @@ const DEFAULT_ZONE_SIZE: u64 = 128 << 20;
 /// Time between two looks of a reader at the bucket, and the shortest one.
 const DEFAULT_FOLLOW: Duration = Duration::from_secs(10);
 const MIN_FOLLOW: Duration = Duration::from_millis(100);
+/// Key that names the key store.
+pub const KEY_STORE: &str = "key_store";
 const COUNT: ValueKind = ValueKind::Integer { min: 0, max: u32::MAX as u64 };
 
 /// `objects("http://127.0.0.1:7070", bucket=vol, size=1TiB)`.
@@ -56,9 +58,10 @@ pub const KIND: Kind = Kind {
             "file with a key of 32 bytes, for its owner only, that encrypts all contents of a new volume; needed at each opening",
         ),
         Key::optional(
-            "key_store",
+            KEY_STORE,
             ValueKind::Device,
-            "device, 64 bytes for each zone and 4 KiB, whose secrets resets destroy: the erase guarantee \"key\"; needed at each opening",
+            "device, 64 bytes for each zone and 4 KiB, whose secrets resets destroy: the erase guarantee \"key\"; needed at each opening, and \
+             only read with open=reader",
         )
         .holds_contents(),
         tls::keys::CLIENT_FOLDER,
@@ -309,7 +312,7 @@ async fn build(arguments: &Arguments) -> Result<Built> {
         // The file was read before the first part was built, which fails without it.
         let key: Option<Secret> = arguments.locked("key_file");
         let key = key.ok_or_else(|| arguments.refuse("key_file", "key_file: it wasn't read"))?;
-        let key_store = arguments.optional_device("key_store")?;
+        let key_store = arguments.optional_device(KEY_STORE)?;
         options.encryption = Some(Encryption { key: Arc::new(key), key_store });
     }
     Ok(Built::Zones(match options.follow {
@@ -318,16 +321,13 @@ async fn build(arguments: &Arguments) -> Result<Built> {
     }))
 }
 
-/// Options of work on a volume that isn't opened, with its key.
+/// Options of work on a volume that isn't opened, with its key. A key store, which only reads of zones need,
+/// is left out.
 ///
 /// # Errors
 /// Errors of the keys and of the file with the key.
 pub fn options_of_look(arguments: &Arguments) -> Result<Options> {
     let mut options = options(arguments)?;
-    if arguments.given("key_store") {
-        return Err(arguments
-            .refuse("key_store", "key_store: only the writer opens it; expected a volume without one"));
-    }
     if let Some(path) = arguments.optional_path("key_file")? {
         let key = Arc::new(secret::read_key_of_256_bits(&path)?);
         options.encryption = Some(Encryption { key, key_store: None });
@@ -341,15 +341,15 @@ fn plan_encryption(arguments: &Arguments, zones: Option<u32>) -> Result<EraseGua
     if let Some(path) = &path {
         arguments.claim("key_file", path, false, secret::lock_key_of_256_bits);
     }
-    if !arguments.given("key_store") {
+    if !arguments.given(KEY_STORE) {
         return Ok(EraseGuarantee::None);
     }
     if path.is_none() {
-        return Err(arguments.refuse("key_store", "key_store without key_file; expected both, or neither"));
+        return Err(arguments.refuse(KEY_STORE, "key_store without key_file; expected both, or neither"));
     }
-    if let (Some(zones), Some(device)) = (zones, arguments.shape("key_store")?.device()?) {
+    if let (Some(zones), Some(device)) = (zones, arguments.shape(KEY_STORE)?.device()?) {
         key_store::check_device(&device, zones)
-            .map_err(|error| arguments.refuse("key_store", error.detail().to_owned()))?;
+            .map_err(|error| arguments.refuse(KEY_STORE, error.detail().to_owned()))?;
     }
     Ok(EraseGuarantee::Key)
 }

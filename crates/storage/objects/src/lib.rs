@@ -17,9 +17,9 @@
 //! bytes. `seal`, `key_store`, `encryption`: the cipher, and its keys. `gather`: bytes that aren't uploaded.
 //! `merging`: which small pieces become one, and when. `manifests`, `manifest_log`, `bases`, `opening`:
 //! manifests in the bucket, their log, epochs. `volume`: the claim. `garbage`: deletions. `core`: the zones
-//! of a writer. `looking`: the state without a claim. `reader`: zones that another machine writes.
-//! `offline`: what operators ask about a bucket. `part`, `message`, `kind`: the part in a stack. `any_bytes`:
-//! the check for fuzzing.
+//! of a writer. `looking`: the state without a claim. `readable`: with the secrets of its zones. `reader`:
+//! zones that another machine writes. `offline`: what operators ask about a bucket. `part`, `message`,
+//! `kind`: the part in a stack. `any_bytes`: the check for fuzzing.
 #![doc = include_str!("../DESIGN.md")]
 
 mod any_bytes;
@@ -40,6 +40,7 @@ mod names;
 mod offline;
 mod opening;
 mod part;
+mod readable;
 mod reader;
 mod seal;
 mod table;
@@ -48,7 +49,7 @@ mod volume;
 pub use self::core::Settings;
 pub use any_bytes::check_any_bytes;
 pub use encryption::Encryption;
-pub use kind::{KIND, options_of_look};
+pub use kind::{KEY_STORE, KIND, options_of_look};
 pub use offline::{CheckReport, Collected, Count, Damage, Epoch, Seal, Volume};
 pub use part::{NewVolume, ObjectsPart, Options};
 pub use reader::ReaderPart;

@@ -6,7 +6,10 @@
 use crate::format::{Kind, Manifest};
 use crate::manifests::Manifests;
 use crate::names::Name;
-use crate::opening::{State, apply, check_empty, has_claim, last_epoch, load, missing_claim};
+use crate::opening::{
+    EpochEnd, State, apply, check_empty, end_of, epoch_before, has_claim, last_epoch, missing_claim,
+    unfinished,
+};
 use crate::table::Table;
 use block::{Error, Result};
 
@@ -43,8 +46,8 @@ impl Looked {
 /// Looks at a volume; `None` if there is none.
 ///
 /// # Errors
-/// [`Error::Corrupt`] and [`Error::Unsupported`] for damaged manifests and unknown versions; errors of the
-/// store.
+/// [`Error::NotFound`] for one that isn't finished; [`Error::Corrupt`] and [`Error::Unsupported`] for damaged
+/// manifests and unknown versions; errors of the store.
 pub(crate) async fn look(manifests: &Manifests) -> Result<Option<Looked>> {
     let mut attempt = 1;
     loop {
@@ -53,12 +56,12 @@ pub(crate) async fn look(manifests: &Manifests) -> Result<Option<Looked>> {
             return check_empty(manifests).await.map(|()| None);
         }
         let looked = match look_at(manifests, claimed).await {
-            Ok(Some(looked)) => check_last(manifests, looked).await.map(Some),
-            other => other,
+            Ok(looked) => check_last(manifests, looked).await,
+            failed => failed,
         };
         match looked {
             Err(Error::Corrupt(_) | Error::Busy(_)) if attempt < ATTEMPTS => attempt += 1,
-            looked => return looked,
+            looked => return looked.map(Some),
         }
     }
 }
@@ -87,33 +90,26 @@ async fn check_without_base(manifests: &Manifests, epochs: &[u32]) -> Result<()>
 }
 
 /// Looks at the state that ends with this epoch.
-async fn look_at(manifests: &Manifests, claimed: u32) -> Result<Option<Looked>> {
+async fn look_at(manifests: &Manifests, claimed: u32) -> Result<Looked> {
     let (mut epoch, mut without_base) = (claimed, Vec::new());
     loop {
-        let numbers = manifests.numbers(epoch).await?;
-        let newest = manifests.newest(epoch, &numbers).await?;
-        match load(manifests, &newest).await? {
+        let EpochEnd { newest, state } = end_of(manifests, epoch, false).await?;
+        match state {
             State::Loaded(loaded) => {
                 check_without_base(manifests, &without_base).await?;
                 let (manifest, table) = (Manifest { body: Vec::new(), ..loaded.manifest }, loaded.table);
-                return Ok(Some(Looked { claimed, manifest, table, seals: newest.seals }));
+                return Ok(Looked { claimed, manifest, table, seals: newest.seals });
             }
-            State::Before(claim) if claim.link == 0 => {
+            State::Before(claim) => {
                 without_base.push(epoch);
-                return check_without_base(manifests, &without_base).await.map(|()| None);
+                match epoch_before(&claim)? {
+                    Some(before) => epoch = before,
+                    None => {
+                        check_without_base(manifests, &without_base).await?;
+                        return Err(unfinished(manifests, &claim));
+                    }
+                }
             }
-            State::Before(claim) => match u32::try_from(claim.link) {
-                Ok(before) if before < epoch => {
-                    without_base.push(epoch);
-                    epoch = before;
-                }
-                _ => {
-                    return Err(Error::corrupt(format!(
-                        "the claim of epoch {epoch} names epoch {}",
-                        claim.link
-                    )));
-                }
-            },
             State::Damaged => {
                 return Err(manifests.lost(Name::Manifest { epoch, number: newest.number }));
             }
@@ -169,6 +165,23 @@ pub(crate) async fn follow(manifests: &Manifests, from: &Looked) -> Result<Optio
         Err(Error::Corrupt(_) | Error::Busy(_)) => Ok(later),
         looked => looked,
     }
+}
+
+/// Whether requests for single objects show that no state follows. A listing may show an earlier moment.
+///
+/// # Errors
+/// Errors of the store.
+pub(crate) async fn is_last(manifests: &Manifests, looked: &Looked) -> Result<bool> {
+    let (epoch, number) = (looked.manifest.epoch, looked.manifest.number);
+    let exists = async |number: u64| {
+        let found = manifests.store.head(&manifests.key(epoch, number)).await?;
+        Ok::<_, Error>(found.is_some())
+    };
+    // What an opening that hasn't written its base yet makes of the state isn't known.
+    Ok(looked.claimed == epoch
+        && (looked.is_sealed() || !exists(number.saturating_add(1)).await?)
+        && exists(number).await?
+        && !has_claim(manifests, epoch.saturating_add(1)).await?)
 }
 
 async fn look_again(manifests: &Manifests, from: &Looked) -> Result<Option<Looked>> {

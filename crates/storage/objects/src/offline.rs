@@ -3,6 +3,7 @@
 //! # Promises
 //! - Only [`Volume::fence`] ends the work of the volume's writer; only [`Volume::collect`] deletes objects.
 //!   Everything else reads.
+//! - The key store is read for the check of data alone, and never written.
 //! - Memory is bounded by the zone table, and by the limits of the listings.
 //!
 //! `survey`: the objects of the prefix, compared with the manifests. `check`, `collect`, `fence`, `status`.
@@ -19,13 +20,14 @@ pub use fence::{Epoch, Seal};
 pub use survey::Count;
 
 use crate::core::{Core, Settings};
-use crate::encryption;
+use crate::encryption::{self, Encryption};
 use crate::format::Writers;
 use crate::looking::{Looked, look};
 use crate::manifests::{Identity, Manifests};
 use crate::names::Names;
 use crate::opening::{self, Opened};
 use crate::part::Options;
+use crate::readable::Readable;
 use block::{Claim, Error, Result};
 use object_store::{Counts, Store};
 use std::rc::Rc;
@@ -37,6 +39,8 @@ pub struct Volume {
     settings: Settings,
     /// Name of this program for operators.
     writer: String,
+    /// Key, and the key store if data can be read.
+    encryption: Option<Encryption>,
 }
 
 impl Volume {
@@ -46,9 +50,9 @@ impl Volume {
     /// [`Error::Invalid`] for options that can't be.
     pub fn new(options: Options) -> Result<Volume> {
         let Options { store, prefix, writer, settings, encryption, .. } = options;
-        let keys = encryption::keys_alone(encryption.as_ref())?;
+        let keys = encryption::keys_of_manifests(encryption.as_ref())?;
         let manifests = Manifests { names: Names::new(&prefix)?, store: Store::new(store)?, keys };
-        Ok(Volume { manifests, settings, writer })
+        Ok(Volume { manifests, settings, writer, encryption })
     }
 
     /// URL of the bucket.
@@ -71,10 +75,15 @@ impl Volume {
         look(&self.manifests).await?.ok_or_else(|| opening::none(&self.manifests))
     }
 
-    /// Zones that only read the state that was found.
-    fn reading(&self, looked: &Looked) -> Result<Rc<Core>> {
+    /// Looks at the volume, and returns zones that read this state.
+    async fn look_to_read(&self) -> Result<(Looked, Rc<Core>)> {
+        let keys = encryption::keys(self.encryption.as_ref())?;
+        let manifests = Manifests { keys, ..self.manifests.clone() };
+        let found = Readable::find(&manifests, self.encryption.as_ref()).await?;
+        let found = found.ok_or_else(|| opening::none(&manifests))?;
         let refusal = Error::read_only("the zones of a bucket are only looked at");
-        read_only(self.manifests.clone(), self.settings, looked, refusal)
+        let core = read_only(manifests, self.settings, &found, refusal)?;
+        Ok((found.looked, core))
     }
 }
 
@@ -86,9 +95,10 @@ impl Volume {
 pub(crate) fn read_only(
     manifests: Manifests,
     settings: Settings,
-    looked: &Looked,
+    found: &Readable,
     refusal: Error,
 ) -> Result<Rc<Core>> {
+    let Readable { looked, secrets } = found;
     let last = &looked.manifest;
     let writer = Writers { id: last.writer.id, name: last.writer.name.clone() };
     let identity = Identity { volume: last.volume, epoch: last.epoch, writer };
@@ -99,7 +109,7 @@ pub(crate) fn read_only(
     let claim =
         Claim { number: last.epoch.into(), writer: last.writer.name.clone(), time: last.time, token: None };
     let opened = Opened { identity, claim, table, position, garbage: Vec::new(), was_unclean: false };
-    let core = Core::new(manifests, settings, opened, None)?;
+    let core = Core::new(manifests, settings, opened, secrets.clone())?;
     core.refuse_changes(refusal);
     Ok(core)
 }

@@ -23,7 +23,7 @@
 use crate::bases::{self, Position, check_length};
 use crate::format::{Kind, Manifest, Writers, decode_token, encode_token};
 use crate::manifest_log::fenced;
-use crate::manifests::{Created, Identity, MAX_MANIFEST, Manifests, Newest, READERS};
+use crate::manifests::{Created, Identity, MAX_MANIFEST, Manifests, Newest, READERS, age_of};
 use crate::names::Name;
 use crate::table::{Table, decode_changes};
 use block::{Claim, ClaimToken, Error, Result};
@@ -60,13 +60,14 @@ pub(crate) struct Found {
     /// Number and size of its zones, or of those to format.
     pub zones: NewZones,
     format: Option<NewZones>,
-    looked: Option<Looked>,
+    /// End of the last epoch; `None` without one.
+    end: Option<EpochEnd>,
 }
 
-/// Manifests of an epoch that were read.
-struct Looked {
-    newest: Newest,
-    state: State,
+/// The end of an epoch, as its manifests had it when they were read.
+pub(crate) struct EpochEnd {
+    pub newest: Newest,
+    pub state: State,
 }
 
 /// Check of a table that may refuse it before anything is changed.
@@ -225,7 +226,7 @@ async fn load_chain(manifests: &Manifests, last: Manifest) -> Result<Loaded> {
 }
 
 /// Reads the state that ends with the last manifest of an epoch; never [`State::Damaged`].
-pub(crate) async fn load(manifests: &Manifests, newest: &Newest) -> Result<State> {
+async fn load(manifests: &Manifests, newest: &Newest) -> Result<State> {
     let manifest = newest.manifest.clone()?;
     match (manifest.kind, manifest.number) {
         (Kind::Claim, 0) => Ok(State::Before(manifest)),
@@ -299,28 +300,27 @@ pub(crate) async fn fence(manifests: &Manifests, identity: &Identity, mut newest
     )))
 }
 
-/// Reads the state of an epoch, which its writer may be changing.
-async fn look(manifests: &Manifests, epoch: u32, is_replaced: bool) -> Result<Looked> {
-    let mut attempt = 0;
+/// Reads the end of an epoch. Its writer may delete what is read; then this fails.
+pub(crate) async fn end_of(manifests: &Manifests, epoch: u32, is_replaced: bool) -> Result<EpochEnd> {
+    let numbers = manifests.numbers(epoch).await?;
+    let newest = manifests.newest(epoch, &numbers).await?;
+    let state = load_or_replace(manifests, &newest, is_replaced).await?;
+    Ok(EpochEnd { newest, state })
+}
+
+/// Reads the end of an epoch, which its writer may be changing.
+async fn settled_end_of(manifests: &Manifests, epoch: u32, is_replaced: bool) -> Result<EpochEnd> {
+    let mut attempt = 1;
     loop {
-        attempt += 1;
-        let numbers = manifests.numbers(epoch).await?;
-        let looked = match manifests.newest(epoch, &numbers).await {
-            Ok(newest) => {
-                let state = load_or_replace(manifests, &newest, is_replaced && attempt == ATTEMPTS).await;
-                state.map(|state| Looked { newest, state })
-            }
-            Err(error) => Err(error),
-        };
-        match looked {
-            Err(Error::Corrupt(_) | Error::Unsupported(_)) if attempt < ATTEMPTS => {}
-            looked => return looked,
+        match end_of(manifests, epoch, is_replaced && attempt == ATTEMPTS).await {
+            Err(Error::Corrupt(_) | Error::Unsupported(_)) if attempt < ATTEMPTS => attempt += 1,
+            end => return end,
         }
     }
 }
 
 /// Epoch before one without a base, from its claim; `None` for the first one.
-fn epoch_before(claim: &Manifest) -> Result<Option<u32>> {
+pub(crate) fn epoch_before(claim: &Manifest) -> Result<Option<u32>> {
     match u32::try_from(claim.link).unwrap_or(u32::MAX) {
         0 => Ok(None),
         before if before < claim.epoch => Ok(Some(before)),
@@ -333,12 +333,12 @@ fn epoch_before(claim: &Manifest) -> Result<Option<u32>> {
 async fn take_over(
     manifests: &Manifests,
     epoch: u32,
-    looked: Looked,
+    end: EpochEnd,
     writer: &Writers,
     is_replaced: bool,
     check: Check<'_>,
 ) -> Result<Option<Loaded>> {
-    let Looked { newest, mut state } = looked;
+    let EpochEnd { newest, mut state } = end;
     if let State::Loaded(loaded) = &state {
         check(loaded, Proof::None)?;
     }
@@ -358,8 +358,8 @@ async fn take_over(
         State::Before(claim) => match epoch_before(&claim)? {
             None => Ok(None),
             Some(before) => {
-                let looked = look(manifests, before, is_replaced).await?;
-                Box::pin(take_over(manifests, before, looked, writer, is_replaced, check)).await
+                let end = settled_end_of(manifests, before, is_replaced).await?;
+                Box::pin(take_over(manifests, before, end, writer, is_replaced, check)).await
             }
         },
     }
@@ -408,26 +408,40 @@ pub(crate) async fn check_empty(manifests: &Manifests) -> Result<()> {
 /// Error of a prefix without a volume.
 pub(crate) fn none(manifests: &Manifests) -> Error {
     Error::not_found(format!(
-        "no volume below the prefix \"{}\" of the bucket \"{}\"; --format creates one",
+        "no volume below the prefix \"{}\" of the bucket \"{}\"; expected one: correct the prefix or the bucket, or create it with \
+         siltstone format, or --format",
         manifests.names.prefix(),
         manifests.store.name()
     ))
 }
 
+/// Error of a prefix that was claimed for a volume, whose first zone table was never written.
+pub(crate) fn unfinished(manifests: &Manifests, claim: &Manifest) -> Error {
+    Error::not_found(format!(
+        "no volume below the prefix \"{}\" of the bucket \"{}\" yet: writer \"{}\" began to create it {}, and object {} is missing; expected \
+         its end: wait for that writer, or create it again with siltstone format, or --format",
+        manifests.names.prefix(),
+        manifests.store.name(),
+        claim.writer.name.escape_debug(),
+        age_of(claim.time),
+        manifests.key(claim.epoch, 1)
+    ))
+}
+
 /// Reads the last state of an epoch or of one before, and returns the number and size of its zones.
-async fn zones_of(manifests: &Manifests, looked: &Looked, check: Check<'_>) -> Result<Option<NewZones>> {
+async fn zones_of(manifests: &Manifests, end: &EpochEnd, check: Check<'_>) -> Result<Option<NewZones>> {
     let of = |loaded: &Loaded| {
         check(loaded, Proof::None)?;
         let table = &loaded.table;
         Ok(Some(NewZones { zones: table.zones.len() as u32, zone_size: table.zone_size }))
     };
-    let mut claim = match &looked.state {
+    let mut claim = match &end.state {
         State::Loaded(loaded) => return of(loaded),
         State::Damaged => return Ok(None),
         State::Before(claim) => claim.clone(),
     };
     while let Some(before) = epoch_before(&claim)? {
-        match look(manifests, before, false).await?.state {
+        match settled_end_of(manifests, before, false).await?.state {
             State::Loaded(loaded) => return of(&loaded),
             State::Damaged => break,
             State::Before(earlier) => claim = earlier,
@@ -454,28 +468,29 @@ async fn or_overtaken<T>(manifests: &Manifests, epoch: u32, outcome: Result<T>) 
 /// and unknown versions; [`Error::Busy`] if another writer opens it at the same time; errors of the store.
 pub(crate) async fn find(manifests: &Manifests, format: Option<NewZones>, check: Check<'_>) -> Result<Found> {
     let epoch = last_epoch(manifests).await?;
-    let looked = match epoch {
+    let end = match epoch {
         0 => {
             check_empty(manifests).await?;
             None
         }
         epoch => {
-            let looked = look(manifests, epoch, format.is_some()).await;
-            Some(or_overtaken(manifests, epoch, looked).await?)
+            let end = settled_end_of(manifests, epoch, format.is_some()).await;
+            Some(or_overtaken(manifests, epoch, end).await?)
         }
     };
-    let zones = match (&looked, format) {
+    let zones = match (&end, format) {
         (_, Some(new)) => Some(new),
-        (Some(looked), None) => {
+        (Some(end), None) => {
             let check =
                 |loaded: &Loaded, proof| check_length(&loaded.table).and_then(|()| check(loaded, proof));
-            or_overtaken(manifests, epoch, zones_of(manifests, looked, &check).await).await?
+            or_overtaken(manifests, epoch, zones_of(manifests, end, &check).await).await?
         }
         (None, None) => None,
     };
-    match zones {
-        Some(zones) => Ok(Found { epoch, zones, format, looked }),
-        None => Err(none(manifests)),
+    match (zones, end) {
+        (Some(zones), end) => Ok(Found { epoch, zones, format, end }),
+        (None, Some(EpochEnd { state: State::Before(claim), .. })) => Err(unfinished(manifests, &claim)),
+        (None, _) => Err(none(manifests)),
     }
 }
 
@@ -536,15 +551,15 @@ pub(crate) async fn claim_found(
     token: Option<ClaimToken>,
     check: Check<'_>,
 ) -> Result<Opened> {
-    let Found { epoch: before, format, looked, .. } = found;
-    let state = match looked {
+    let Found { epoch: before, format, end, .. } = found;
+    let state = match end {
         None => None,
-        Some(looked) => {
+        Some(end) => {
             let check = |loaded: &Loaded, proof| match format {
                 Some(_) => Ok(()),
                 None => check_length(&loaded.table).and_then(|()| check(loaded, proof)),
             };
-            let taken = take_over(manifests, before, looked, &writer, format.is_some(), &check).await;
+            let taken = take_over(manifests, before, end, &writer, format.is_some(), &check).await;
             or_overtaken(manifests, before, taken).await?
         }
     };

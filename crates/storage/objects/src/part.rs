@@ -4,6 +4,7 @@
 use crate::KIND;
 use crate::core::{Core, Settings};
 use crate::encryption::{self, Encryption};
+use crate::key_store::KeyStore;
 use crate::manifests::Manifests;
 use crate::message::Message;
 use crate::names::Names;
@@ -147,7 +148,6 @@ fn status(core: &Core) -> Status {
         () if core.is_waiting_for_store() => "waiting for the store",
         () => "writing",
     };
-    let (is_encrypted, lost_keys) = core.encryption();
     let value = json!({
         "state": state,
         "error": failure.map(|error| error.to_string()),
@@ -158,9 +158,9 @@ fn status(core: &Core) -> Status {
         "zone_size": core.geometry().zone_size,
         "open": open,
         "active": active,
-        "encryption": if is_encrypted { "XAES-256-GCM" } else { "none" },
+        "encryption": if core.is_encrypted() { "XAES-256-GCM" } else { "none" },
         "erase": core.geometry().erase.to_string(),
-        "zones_without_key": lost_keys,
+        "zones_without_key": core.key_store().map(KeyStore::lost),
         "pieces": pieces,
         "stored_bytes": bytes,
         "unsaved_bytes": core.unsaved(),

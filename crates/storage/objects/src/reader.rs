@@ -7,16 +7,19 @@
 //! - What the writer has deleted since the manifest that is read is looked for in the newest one: there it is
 //!   if it was merged. After a reset it is an error of the read.
 //! - While the store doesn't answer, the last state stays.
+//! - A key store is read, and never written: the secrets of a state are read after its manifest. Those of a
+//!   view stay in memory while it is there, also if the writer has destroyed them since.
 
 use crate::KIND;
 use crate::core::{Core, Settings};
 use crate::encryption;
-use crate::looking::{Looked, follow, look};
+use crate::key_store::KeyStore;
 use crate::manifests::{Manifests, age_of};
 use crate::names::Names;
 use crate::offline::read_only;
 use crate::opening;
 use crate::part::{Options, requests};
+use crate::readable::Readable;
 use crate::volume::check_expected;
 use block::{
     Buffer, Call, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, Status, View, ZoneAddress,
@@ -62,7 +65,7 @@ struct Seen {
 
 /// A state and the zones with it.
 struct State {
-    looked: Rc<Looked>,
+    found: Rc<Readable>,
     core: Rc<Core>,
 }
 
@@ -81,19 +84,20 @@ impl ReaderPart {
     /// # Errors
     /// [`Error::NotFound`] if there is no volume; [`Error::Corrupt`] and [`Error::Unsupported`] for damaged
     /// manifests and other versions; [`Error::Invalid`] for settings that can't be, or that differ from the
-    /// volume's; errors of the store.
+    /// volume's, and for the key store of another volume; errors of the store and of the key store.
     pub async fn open(options: Options, interval: Duration) -> Result<ReaderPart> {
         let Options { store, prefix, expected, settings, encryption, .. } = options;
-        let keys = encryption::keys_alone(encryption.as_ref())?;
+        let keys = encryption::keys(encryption.as_ref())?;
         let manifests = Manifests { names: Names::new(&prefix)?, store: Store::new(store)?, keys };
-        let looked = look(&manifests).await?.ok_or_else(|| opening::none(&manifests))?;
-        check_expected(expected, &looked.table)?;
-        let core = read_only(manifests.clone(), settings, &looked, refusal())?;
+        let found = Readable::find(&manifests, encryption.as_ref()).await?;
+        let found = found.ok_or_else(|| opening::none(&manifests))?;
+        check_expected(expected, &found.looked.table)?;
+        let core = read_only(manifests.clone(), settings, &found, refusal())?;
         let geometry = core.geometry().clone();
         let reader = Rc::new(Reader {
             manifests,
             settings,
-            state: RefCell::new(State { looked: Rc::new(looked), core }),
+            state: RefCell::new(State { found: Rc::new(found), core }),
             number: Cell::new(1),
             failures: FailureRun::default(),
             error: RefCell::new(None),
@@ -135,18 +139,12 @@ impl Reader {
 
     async fn follow(&self) -> Result<()> {
         let _only = self.following.acquire(1).await;
-        let before = self.state.borrow().looked.clone();
-        let later = follow(&self.manifests, &before).await?;
+        let before = self.state.borrow().found.clone();
+        let later = before.follow(&self.manifests).await?;
         self.error.replace(None);
-        let Some(looked) = later else { return Ok(()) };
-        let shape = |looked: &Looked| (looked.table.zones.len(), looked.table.zone_size);
-        if shape(&looked) != shape(&before) || looked.manifest.volume != before.manifest.volume {
-            return Err(Error::invalid(
-                "another volume was created in its place; expected the same one: open it again",
-            ));
-        }
-        let core = read_only(self.manifests.clone(), self.settings, &looked, refusal())?;
-        self.state.replace(State { looked: Rc::new(looked), core });
+        let Some(found) = later else { return Ok(()) };
+        let core = read_only(self.manifests.clone(), self.settings, &found, refusal())?;
+        self.state.replace(State { found: Rc::new(found), core });
         self.number.set(self.number.get() + 1);
         Ok(())
     }
@@ -161,7 +159,7 @@ impl Reader {
 
     fn status(&self) -> Status {
         let state = self.state.borrow();
-        let (looked, counts) = (&state.looked, self.manifests.store.counts());
+        let (looked, counts) = (&state.found.looked, self.manifests.store.counts());
         let (pieces, bytes) = looked.table.stored();
         let value = json!({
             "state": "reading",
@@ -173,6 +171,8 @@ impl Reader {
             "states": self.number.get(),
             "zones": looked.table.zones.len(),
             "zone_size": looked.table.zone_size,
+            "encryption": if self.manifests.is_encrypted() { "XAES-256-GCM" } else { "none" },
+            "zones_without_key": state.found.secrets.as_deref().map(KeyStore::lost),
             "pieces": pieces,
             "stored_bytes": bytes,
         });

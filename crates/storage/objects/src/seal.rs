@@ -173,12 +173,13 @@ struct Derived {
 pub(crate) struct Keys {
     derived: LockedBox<Derived>,
     id: [u8; 4],
-    has_store: bool,
+    /// Whether zones have secrets of their own; `None` if that doesn't matter.
+    has_store: Option<bool>,
 }
 
 impl fmt::Debug for Keys {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Keys {{ has_store: {} }}", self.has_store)
+        write!(formatter, "Keys {{ has_store: {} }}", self.has_store())
     }
 }
 
@@ -188,6 +189,18 @@ impl Keys {
     /// # Errors
     /// [`Error::Invalid`] for a key of another length than 32 bytes; errors of locking memory.
     pub fn new(operator: &[u8], has_store: bool) -> Result<Keys> {
+        Keys::derive(operator, Some(has_store))
+    }
+
+    /// Derives keys of manifests, whether zones have secrets of their own or not. They open no zone.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of_manifests(operator: &[u8]) -> Result<Keys> {
+        Keys::derive(operator, None)
+    }
+
+    fn derive(operator: &[u8], has_store: Option<bool>) -> Result<Keys> {
         if operator.len() != KEY {
             return Err(Error::invalid(format!("a key of {} bytes: expected {KEY}", operator.len())));
         }
@@ -218,7 +231,12 @@ impl Keys {
 
     /// Whether zones have secrets of their own.
     pub fn has_store(&self) -> bool {
-        self.has_store
+        self.has_store == Some(true)
+    }
+
+    /// Whether these keys open a volume whose zones have secrets of their own, or have none.
+    pub fn fit(&self, has_store: bool) -> bool {
+        self.has_store.is_none_or(|own| own == has_store)
     }
 
     /// Key of a zone in a generation. `secret` is what the key store has for it, or empty.

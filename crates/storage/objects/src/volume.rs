@@ -220,7 +220,7 @@ impl Volume {
         let claim = opened.claim.clone();
         let (volume, encryption) = (opened.identity.volume, self.existing.encryption.as_ref());
         let secrets = encryption::complete(encryption, self.new.is_some(), volume, &opened.table).await?;
-        Ok((Core::new(self.manifests.clone(), self.settings, opened, secrets)?, claim))
+        Ok((Core::new(self.manifests.clone(), self.settings, opened, secrets.map(Rc::new))?, claim))
     }
 
     /// Returns the zones to close; `None` if nothing was claimed. A volume to format is created, unless

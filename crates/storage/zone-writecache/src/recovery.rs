@@ -365,10 +365,19 @@ impl Scan<'_> {
         }))
     }
 
-    /// Refuses an end of the log before a record that was durable.
+    /// Refuses an end of the log before a record that was durable, and one at which a later epoch begins: its
+    /// superblock was durable before its first record was written.
     async fn check_end(&self, at: Position, known_durable: u64) -> Result<()> {
         if at.record <= known_durable {
             return Err(self.damage(at, known_durable));
+        }
+        for address in [at.address, at.address + self.layout.left(at.address)] {
+            let found = self.any_header(address).await?;
+            let later =
+                found.filter(|header| header.record == at.record && header.epoch > self.superblock.epoch);
+            if let Some(header) = later {
+                return Err(self.lost_superblock(&header));
+            }
         }
         // The record after a torn one begins at most one record after it: here, or in the next lap.
         let left = self.layout.bytes_to_lap_end(at.address);
@@ -418,6 +427,15 @@ impl Scan<'_> {
             followed = next.address;
         }
         Ok(followed)
+    }
+
+    fn lost_superblock(&self, later: &Header) -> Error {
+        Error::corrupt(format!(
+            "the newest superblock of the write cache of zones is damaged: the other one is of epoch {}, and record {} of epoch {} is at \
+             address {}; expected the superblock of that epoch, without which its records are lost; restore the fast device; the \
+             origin alone has an earlier state",
+            self.superblock.epoch, later.record, later.epoch, later.address
+        ))
     }
 
     fn damage(&self, at: Position, durable: u64) -> Error {

@@ -128,7 +128,7 @@ async fn create_by(
             Found::Other => return Ok(()),
             Found::Unfilled => {
                 // It is locked under its path (`open_locked`), but may have been filled before that.
-                let Some(locked) = lock(path, true).await? else { continue };
+                let Some(locked) = lock(path, true, true).await? else { continue };
                 if matches!(look(path)?, Found::Unfilled) && locked.here()?.is_at(path)? {
                     return fill_in_place(path, size, locked, &fill).await;
                 }
@@ -337,7 +337,7 @@ mod tests {
                 scope.spawn(move || {
                     let rounds = move || async move {
                         for round in 0..300 {
-                            match lock(&path, true).await {
+                            match lock(&path, true, true).await {
                                 Ok(locked) => {
                                     let file = locked.unwrap().here().unwrap();
                                     assert!(file.is_at(&path).unwrap(), "thread {thread}, round {round}");

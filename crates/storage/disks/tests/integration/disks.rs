@@ -222,6 +222,31 @@ fn a_read_only_file_conforms_and_stays_as_it_is() {
     assert!(std::fs::read(&path).expect("it reads").iter().all(|byte| *byte == 7));
 }
 
+/// A reader without a lock sees what the stack that holds the lock writes.
+#[test]
+fn a_file_without_a_lock_is_read_beside_its_writer() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("disk");
+    let path = path.display().to_string();
+    run(move || async move {
+        let writer = build(&format!("file({path}, size=1MiB)"), true).await.expect("it builds");
+        let line = format!("file({path}, read_only=true, lock=false)");
+        let reader = build(&line, false).await.expect("it builds beside the writer");
+        let (to, from) = (writer.open().await.expect("it opens"), reader.open().await.expect("it opens"));
+        for value in [1, 2] {
+            let block = Buffer::copy_of(&[value; 4096]);
+            to.write(BlockIndex(3), block.into(), Durability::Durable).await.expect("it writes");
+            let (result, buffer) = from.read(BlockIndex(3), Buffer::new(4096)).await;
+            result.expect("it reads");
+            assert_eq!(buffer.filled(), [value; 4096]);
+        }
+        let refused =
+            from.write(BlockIndex(3), Buffer::copy_of(&[9; 4096]).into(), Durability::Visible).await;
+        assert!(matches!(refused, Err(block::Error::ReadOnly(_))), "{refused:?}");
+        assert!(build(&format!("file({path}, lock=false)"), false).await.is_err(), "only readers");
+    });
+}
+
 #[test]
 fn null_takes_everything_and_reads_zeros() {
     run(|| async {

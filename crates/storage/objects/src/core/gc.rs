@@ -74,14 +74,20 @@ impl Core {
 }
 
 /// Manifests of an earlier epoch that nothing needs: all of these but its claim and the seals at its end. The
-/// first of those fences the writer of the epoch.
+/// first of those fences the writer of the epoch. A last one that can't be read may be that seal: then it is
+/// none of them.
 pub(crate) async fn old_manifests(manifests: &Manifests, epoch: u32, numbers: &[u64]) -> Result<Vec<Name>> {
     let others = numbers.iter().filter(|number| **number > 0).count();
     if others < 2 {
         // The seal alone.
         return Ok(Vec::new());
     }
-    let last = manifests.newest(epoch, numbers).await?.number;
+    let newest = manifests.newest(epoch, numbers).await?;
+    if let (Err(error), []) = (&newest.manifest, &newest.seals[..]) {
+        tracing::warn!("manifests of epoch {epoch}: {error}; it may be a seal: all of them are kept");
+        return Ok(Vec::new());
+    }
+    let last = newest.number;
     let old = numbers.iter().filter(|number| (1..=last).contains(*number));
     Ok(old.map(|number| Name::Manifest { epoch, number: *number }).collect())
 }

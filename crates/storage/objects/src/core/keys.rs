@@ -2,10 +2,10 @@
 
 use super::Core;
 use crate::format::{ATTEMPT_BITS, ChunkSealer, VolumeId};
-use crate::key_store::KeyStore;
+use crate::key_store::{Empty, KeyStore};
 use crate::names::PieceName;
 use crate::seal::{Keys, Sealer};
-use block::{EraseGuarantee, Result, ZoneIndex};
+use block::{EraseGuarantee, Error, Result, ZoneIndex};
 use std::rc::Rc;
 
 /// Keys of a volume's zones.
@@ -13,11 +13,11 @@ pub(super) struct ZoneKeys {
     keys: Rc<Keys>,
     volume: VolumeId,
     /// Secrets of zones that a reset destroys.
-    store: Option<KeyStore>,
+    store: Option<Rc<KeyStore>>,
 }
 
 impl ZoneKeys {
-    pub fn new(keys: Rc<Keys>, volume: VolumeId, store: Option<KeyStore>) -> ZoneKeys {
+    pub fn new(keys: Rc<Keys>, volume: VolumeId, store: Option<Rc<KeyStore>>) -> ZoneKeys {
         ZoneKeys { keys, volume, store }
     }
 
@@ -36,13 +36,24 @@ impl ZoneKeys {
         Ok(self.keys.zone(&self.volume, index.0, generation, secret))
     }
 
+    /// Checks that the key of a zone can be destroyed. Nothing is changed.
+    ///
+    /// # Errors
+    /// Errors of [`KeyStore::check_renewable`].
+    pub async fn check_renewable(&self, index: ZoneIndex, empty: Empty<'_>) -> Result<()> {
+        match &self.store {
+            Some(store) => store.check_renewable(index.0, empty).await,
+            None => Ok(()),
+        }
+    }
+
     /// Destroys the keys of a zone before this generation, and makes one for it.
     ///
     /// # Errors
     /// Errors of the key store.
-    pub async fn renew(&self, index: ZoneIndex, generation: u64) -> Result<()> {
+    pub async fn renew(&self, index: ZoneIndex, generation: u64, empty: Empty<'_>) -> Result<()> {
         match &self.store {
-            Some(store) => store.renew(index.0, generation).await,
+            Some(store) => store.renew(index.0, generation, empty).await,
             None => Ok(()),
         }
     }
@@ -58,19 +69,58 @@ pub(super) fn first_serial(is_encrypted: bool) -> u64 {
 }
 
 impl Core {
-    /// Whether the volume is encrypted, and with a key store the number of zones that had data without a
-    /// secret when the volume was opened.
-    pub fn encryption(&self) -> (bool, Option<u32>) {
-        let store = self.keys.as_ref().and_then(|keys| keys.store.as_ref());
-        (self.keys.is_some(), store.map(KeyStore::lost))
+    /// Whether the volume is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.keys.is_some()
+    }
+
+    /// The key store, if there is one.
+    pub fn key_store(&self) -> Option<&KeyStore> {
+        self.keys.as_ref()?.store.as_deref()
+    }
+
+    /// Generation of a zone without data, as the manifests have it; `None` for one with data.
+    fn generation_of_empty(&self, zone: u32) -> Option<u64> {
+        self.log.with_table(|table| {
+            let entry = &table.zones[zone as usize];
+            entry.pieces.is_empty().then_some(entry.generation)
+        })
+    }
+
+    /// Checks that the key of a zone can be destroyed. Nothing is changed.
+    ///
+    /// # Errors
+    /// Errors of [`KeyStore::check_renewable`].
+    pub(super) async fn check_renewable(&self, index: ZoneIndex) -> Result<()> {
+        match &self.keys {
+            Some(keys) => keys.check_renewable(index, &|zone| self.generation_of_empty(zone)).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Destroys the keys of a zone before this generation, whose reset is durable, and makes one for it.
+    ///
+    /// # Errors
+    /// Errors of the key store, which end the writer.
+    pub(super) async fn renew(&self, index: ZoneIndex, generation: u64) -> Result<()> {
+        let Some(keys) = &self.keys else { return Ok(()) };
+        let renewed = keys.renew(index, generation, &|zone| self.generation_of_empty(zone)).await;
+        renewed.inspect_err(|error| self.log.stop(error.clone()))
     }
 
     /// Key of a zone in a generation; `None` without encryption.
     ///
     /// # Errors
-    /// Errors of [`KeyStore::secret`].
+    /// Errors of [`KeyStore::secret`]; [`Error::NotFound`] for a zone that another machine has reset since.
     pub(crate) fn zone_key(&self, index: ZoneIndex, generation: u64) -> Result<Option<Rc<Sealer>>> {
-        self.keys.as_ref().map(|keys| keys.of(index, generation).map(Rc::new)).transpose()
+        let key = self.keys.as_ref().map(|keys| keys.of(index, generation).map(Rc::new)).transpose();
+        key.map_err(|error| match error {
+            Error::Invalid(_) if self.is_reader.get() => Error::not_found(format!(
+                "zone {index}: its writer has reset it and destroyed its key since the manifest that is read here; a newer manifest \
+                 tells"
+            )),
+            other => other,
+        })
     }
 
     /// Sealer of a new piece, with the key of the generation in its name; `None` without encryption.

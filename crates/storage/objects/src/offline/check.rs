@@ -133,16 +133,25 @@ impl Volume {
         listed: &dyn Fn(u64),
         progress: &dyn Fn(u64, u64),
     ) -> Result<CheckReport> {
-        let looked = match self.look().await {
+        let found = match data {
+            true => self.look_to_read().await.map(|(looked, core)| (looked, Some(core))),
+            false => self.look().await.map(|looked| (looked, None)),
+        };
+        let (looked, core) = match found {
             Err(error @ Error::Corrupt(_)) => return Ok(without_state(&error)),
-            looked => looked?,
+            found => found?,
         };
         let mut survey = survey(&self.manifests, &looked, listed).await?;
         let mut report = report_of(&looked, &survey);
         let mut damaged = Damaged::new();
-        if data {
-            let (good, found) = self.read_all(&looked, &mut survey.seen, progress).await?;
+        if let Some(core) = core {
+            let (good, found) = read_all(core, &looked, &mut survey.seen, progress).await?;
             (report.verified_bytes, damaged) = (Some(good), found);
+        }
+        // The last claim, which a write cache compares with what it knows.
+        if let Err(error @ Error::Corrupt(_)) = self.manifests.get(looked.claimed, 0).await {
+            let what = error.detail().to_owned();
+            report.add(None, std::slice::from_ref(&NO_BYTES), || (String::new(), what.clone()));
         }
         for epoch in &survey.claims {
             let object = self.manifests.key(*epoch, 0);
@@ -176,32 +185,32 @@ impl Volume {
         report.damage.sort_by_key(|damage| (damage.zone, damage.bytes.start));
         Ok(report)
     }
+}
 
-    /// Reads and verifies all pieces that seem to be sound. Returns the number of good bytes, and what is
-    /// damaged; of more pieces than are listed it notes only that they aren't sound.
-    async fn read_all(
-        &self,
-        looked: &Looked,
-        seen: &mut Seen<'_>,
-        progress: &dyn Fn(u64, u64),
-    ) -> Result<(u64, Damaged)> {
-        let zones = seen.zones();
-        let reading = Reading {
-            core: self.reading(looked)?,
-            total: looked.table.stored().1,
-            done: Cell::new(0),
-            good: Cell::new(0),
-            failure: RefCell::new(None),
-            damaged: RefCell::default(),
-            seen: RefCell::new(seen),
-            progress,
-        };
-        let pieces = zones.flat_map(|zone| reading.seen.borrow().pieces(zone, true).collect::<Vec<_>>());
-        let reads = pieces.map(|(name, length)| reading.read_piece(name, length));
-        runtime::join_limited(READERS, reads).await;
-        let damaged = reading.damaged.take();
-        reading.failure.take().map_or(Ok((reading.good.get(), damaged)), Err)
-    }
+/// Reads and verifies all pieces that seem to be sound. Returns the number of good bytes, and what is
+/// damaged; of more pieces than are listed it notes only that they aren't sound.
+async fn read_all(
+    core: Rc<Core>,
+    looked: &Looked,
+    seen: &mut Seen<'_>,
+    progress: &dyn Fn(u64, u64),
+) -> Result<(u64, Damaged)> {
+    let zones = seen.zones();
+    let reading = Reading {
+        core,
+        total: looked.table.stored().1,
+        done: Cell::new(0),
+        good: Cell::new(0),
+        failure: RefCell::new(None),
+        damaged: RefCell::default(),
+        seen: RefCell::new(seen),
+        progress,
+    };
+    let pieces = zones.flat_map(|zone| reading.seen.borrow().pieces(zone, true).collect::<Vec<_>>());
+    let reads = pieces.map(|(name, length)| reading.read_piece(name, length));
+    runtime::join_limited(READERS, reads).await;
+    let damaged = reading.damaged.take();
+    reading.failure.take().map_or(Ok((reading.good.get(), damaged)), Err)
 }
 
 /// Report of a volume whose manifests can't be read.

@@ -47,8 +47,8 @@ impl Volume {
     /// Returns the last epoch, and its newest manifest. Nothing is written.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if there is no volume; [`Error::Corrupt`] if a manifest is lost; errors of the
-    /// store.
+    /// [`Error::NotFound`] if there is no volume; [`Error::Unsupported`] for another version and without its
+    /// key; [`Error::Corrupt`] if a manifest is lost; errors of the store.
     pub async fn epoch(&self) -> Result<Epoch> {
         let (epoch, newest) = self.newest().await?;
         self.describe(epoch, &newest).await
@@ -64,6 +64,8 @@ impl Volume {
             }
             let numbers = self.manifests.numbers(epoch).await?;
             match self.manifests.newest(epoch, &numbers).await {
+                // Of another version, or with another key: what a seal does there isn't known.
+                Ok(Newest { manifest: Err(error @ Error::Unsupported(_)), .. }) => return Err(error),
                 Ok(newest) => return Ok((epoch, newest)),
                 Err(Error::Corrupt(_)) if attempt < ATTEMPTS => attempt += 1,
                 Err(error) => return Err(error),

@@ -23,16 +23,16 @@ const CHUNK: usize = (64 << 10) + 40;
 const HEADER: usize = 64;
 
 /// Options of an encrypted volume.
-fn with_key(format: bool, key: u8, key_store: Option<Arc<dyn DevicePart>>) -> Options {
+pub fn with_key(format: bool, key: u8, key_store: Option<Arc<dyn DevicePart>>) -> Options {
     let key = Arc::new(secret::copy_of(&[key; 32]).unwrap());
     Options { encryption: Some(Encryption { key, key_store }), ..options(format) }
 }
 
-async fn open(format: bool, key_store: Option<Arc<dyn DevicePart>>) -> ObjectsPart {
+pub async fn open(format: bool, key_store: Option<Arc<dyn DevicePart>>) -> ObjectsPart {
     ObjectsPart::open(with_key(format, 5, key_store)).await.unwrap()
 }
 
-fn memory() -> Arc<dyn DevicePart> {
+pub fn memory() -> Arc<dyn DevicePart> {
     Arc::new(RamPart::new(64 << 10, block::BlockSize::new(4096).unwrap()).unwrap())
 }
 
@@ -299,7 +299,7 @@ fn a_volume_keeps_the_encryption_that_it_was_made_with_until_it_is_formatted() {
     });
 }
 
-type Files = Vec<(PathBuf, Vec<u8>)>;
+pub type Files = Vec<(PathBuf, Vec<u8>)>;
 
 const KEY_STORE: &str = "/keys.img";
 
@@ -309,7 +309,7 @@ async fn file() -> Option<Arc<dyn DevicePart>> {
 }
 
 /// Runs a test in a world with this bucket and these files, and returns what it returns.
-fn in_world<T: 'static, Fut: Future<Output = T> + 'static>(
+pub fn in_world<T: 'static, Fut: Future<Output = T> + 'static>(
     seed: u64,
     (objects, files): (Objects, Files),
     test: impl FnOnce(Rc<Bucket>) -> Fut + 'static,
@@ -631,38 +631,55 @@ fn merged_pieces_are_sealed_with_the_key_of_their_zone() {
 /// what is appended afterwards is there.
 #[test]
 fn a_reset_that_erases_keys_cancels_a_merge_at_any_moment() {
-    let (mut cancelled, mut ended) = (0, 0);
-    for moment in 0..8 {
-        let uploads = in_world(11, Default::default(), move |bucket| async move {
+    let (mut before, mut reading, mut uploaded) = (0, 0, 0);
+    for moment in 0..10 {
+        let (reads, uploads) = in_world(11, Default::default(), move |bucket| async move {
             let part = open(true, Some(memory())).await;
             let zones = handle(&part).await;
+            // After a failure of the store nothing is merged for a while.
+            let mut fails = 1;
+            bucket.follow(move |_| {
+                let answer = (fails > 0).then(|| b"HTTP/1.1 500 x\r\ncontent-length: 0\r\n\r\n".to_vec());
+                fails = 0;
+                answer
+            });
             fill(&*zones, 0, 0..40).await;
+            runtime::sleep(Duration::from_secs(11)).await;
+            assert_eq!(part.status().await["merged_objects"], 0, "everything is left for the merge");
             bucket.latency.set(Duration::from_millis(50));
-            let (is_erased, late) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(0)));
-            let uploads = Rc::new(Cell::new(0));
-            let (switch, count, all) = (is_erased.clone(), late.clone(), uploads.clone());
+            let is_erased = Rc::new(Cell::new(false));
+            let [late, reads, uploads] = [(); 3].map(|()| Rc::new(Cell::new(0)));
+            let (switch, counts) = (is_erased.clone(), [&late, &reads, &uploads].map(Rc::clone));
             bucket.follow(move |asked| {
-                let is_merged = asked.method == "PUT"
-                    && asked.key.contains("zones/00000000.0000000000000001.")
-                    && asked.body.len() > 8 << 10;
-                all.set(all.get() + usize::from(is_merged));
-                count.set(count.get() + usize::from(is_merged && switch.get()));
+                let [late, reads, uploads] = &counts;
+                let count = |counter: &Cell<usize>, is: bool| counter.set(counter.get() + usize::from(is));
+                let is_old = asked.key.contains("zones/00000000.0000000000000001.");
+                count(reads, is_old && asked.method == "GET");
+                count(uploads, is_old && asked.method == "PUT");
+                count(late, is_old && asked.method == "PUT" && switch.get());
                 None
             });
             append(&*zones, 1, 1, 512).await;
             zones.flush(&[ZoneIndex(1)]).await.unwrap();
-            runtime::sleep(Duration::from_millis(moment * 60)).await;
+            runtime::sleep(Duration::from_millis(moment * 15)).await;
+            let read = reads.get();
             assert_eq!(zones.reset(ZoneIndex(0), EraseGuarantee::Key).await, Ok(2));
             is_erased.set(true);
             fill(&*zones, 0, 0..40).await;
             runtime::sleep(Duration::from_secs(100)).await;
             assert_eq!(late.get(), 0, "moment {moment}: an upload of what was erased");
             has(&*zones, 0, 0..40).await;
-            uploads.get()
+            (read, uploads.get())
         });
-        (cancelled, ended) = (cancelled + usize::from(uploads == 0), ended + usize::from(uploads > 0));
+        println!("moment {moment}: {reads} reads before the reset, {uploads} uploads");
+        match (reads, uploads) {
+            (0, _) => before += 1,
+            (_, 0) => reading += 1,
+            _ => uploaded += 1,
+        }
     }
-    println!("{cancelled} merges cancelled before their upload, {ended} later");
+    println!("resets: {before} before a merge, {reading} while it reads, {uploaded} from its upload on");
+    assert!(reading >= 3 && uploaded >= 2, "{before}, {reading}, {uploaded}");
 }
 
 /// A writer may reset zones until it is fenced: the next one doesn't use what it has read of the key store

@@ -12,6 +12,7 @@ mod damage;
 mod encryption;
 mod fence;
 mod hostile;
+mod key_store;
 mod merge;
 mod offline;
 mod outage;

@@ -331,6 +331,89 @@ fn no_search_for_garbage_deletes_what_is_needed() {
     }
 }
 
+/// A volume whose creation hasn't ended is told as such, with who began it; and a damaged last claim is
+/// damage.
+#[test]
+fn unfinished_volumes_and_damaged_claims_are_told() {
+    world(40, |bucket| async move {
+        create().await.close().await.unwrap();
+        let claim = "db1/manifest/00000001/0000000000000000".to_owned();
+        let all = bucket.objects.borrow().clone();
+        bucket.objects.borrow_mut().retain(|key, _| *key == claim);
+        for error in [
+            volume().status(false, &|_| ()).await.map(drop).unwrap_err(),
+            volume().check(false, &|_| (), &|_, _| ()).await.map(drop).unwrap_err(),
+            objects::ObjectsPart::open(options(false)).await.map(drop).unwrap_err(),
+        ] {
+            let text = error.to_string();
+            assert!(matches!(error, Error::NotFound(_)), "{text}");
+            let said = ["writer \"a test\" began to create it", "0000000000000001 is missing", "\"db1/\""];
+            said.iter().for_each(|said| assert!(text.contains(said), "{said}: {text}"));
+        }
+        bucket.objects.replace(all);
+        assert!(!check(false).await.is_damaged());
+        {
+            let mut objects = bucket.objects.borrow_mut();
+            let stored = objects.get_mut(&claim).unwrap();
+            stored.bytes[60] ^= 1;
+            stored.headers.clear();
+        }
+        let report = check(false).await;
+        assert!(report.is_damaged() && format!("{report:?}").contains(&claim), "{report:?}");
+        assert_eq!(volume().status(false, &|_| ()).await.unwrap()["state"], "closed");
+    });
+}
+
+/// A seal that can't be read isn't taken for the last manifest of its epoch: it still fences the writer.
+#[test]
+fn a_seal_that_cannot_be_read_is_kept() {
+    for is_newer in [false, true] {
+        world(42, move |bucket| async move {
+            let first = create().await;
+            let old = handle(&first).await;
+            flushed(&*old, 1, 1, 4096).await;
+            // The second writer ends before it deletes the manifests of the first one.
+            drop(reopen().await);
+            let seal = keys(&bucket, "manifest/00000001/").pop().unwrap();
+            {
+                let mut objects = bucket.objects.borrow_mut();
+                let stored = objects.get_mut(&seal).unwrap();
+                stored.bytes[if is_newer { 8 } else { 60 }] ^= 8;
+                stored.headers.clear();
+            }
+            let third = reopen().await;
+            third.message("gc").await.unwrap();
+            runtime::sleep(Duration::from_secs(100)).await;
+            collect(false).await;
+            assert!(keys(&bucket, "manifest/00000001/").contains(&seal), "newer: {is_newer}");
+            append(&*old, 1, 2, 512).await;
+            let fenced = old.flush(&[ZoneIndex(1)]).await;
+            assert!(matches!(fenced, Err(Error::ReadOnly(_))), "newer: {is_newer}: {fenced:?}");
+        });
+    }
+}
+
+/// A volume of a newer version isn't fenced: what a seal does there isn't known.
+#[test]
+fn a_volume_of_another_version_is_not_fenced() {
+    world(41, |bucket| async move {
+        create().await.close().await.unwrap();
+        let last = keys(&bucket, "manifest/00000001/").pop().unwrap();
+        {
+            let mut objects = bucket.objects.borrow_mut();
+            let stored = objects.get_mut(&last).unwrap();
+            stored.bytes[8] = 9;
+            stored.headers.clear();
+        }
+        let before = bucket.objects.borrow().len();
+        for error in [volume().fence().await.unwrap_err(), volume().epoch().await.unwrap_err()] {
+            let text = error.to_string();
+            assert!(matches!(error, Error::Unsupported(_)) && text.contains("version 9"), "{text}");
+        }
+        assert_eq!(bucket.objects.borrow().len(), before);
+    });
+}
+
 #[test]
 fn a_fence_ends_the_writer_and_claims_nothing() {
     world(8, |bucket| async move {

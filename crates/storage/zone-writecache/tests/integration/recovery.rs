@@ -59,6 +59,57 @@ fn a_smaller_limit_of_an_append_loses_no_record() {
     });
 }
 
+/// The superblock before the newest one names an earlier epoch, whose log ends where the records of the
+/// newest one begin: it isn't taken for the whole log, so that what was acknowledged since isn't overwritten.
+#[test]
+fn a_damaged_newest_superblock_is_refused_and_loses_nothing() {
+    for is_early in [false, true] {
+        simulated(move || async move {
+            let zones = ram_zones();
+            let fast = fast_device();
+            let part = open(&fast, zones.clone(), true).await.unwrap();
+            part.close().await.unwrap();
+            // The second epoch, of which nothing is uploaded yet.
+            let part = open(&fast, zones.clone(), false).await.unwrap();
+            let handle = part.open().await.unwrap();
+            let at = handle.append(ZoneIndex(0), filled(7, 4 * KIB)).await.unwrap();
+            handle.flush(&[]).await.unwrap();
+            let copy = copy_of(&fast).await;
+            let (newest, older) = superblocks(&copy).await;
+            let whole = copy_of(&copy).await;
+            damage(&copy, if is_early { older } else { newest }).await;
+            let opened = open(&copy, zones.clone(), false).await;
+            match is_early {
+                true => {
+                    let part = opened.unwrap();
+                    let handle = part.open().await.unwrap();
+                    assert_eq!(read(&handle, at, 4 * KIB).await.unwrap(), [7; 4 * KIB]);
+                }
+                false => {
+                    let error = opened.map(drop).unwrap_err();
+                    let text = error.to_string();
+                    assert!(matches!(error, Error::Corrupt(_)) && text.contains("superblock"), "{text}");
+                    let part = open(&whole, zones.clone(), false).await.unwrap();
+                    let handle = part.open().await.unwrap();
+                    assert_eq!(read(&handle, at, 4 * KIB).await.unwrap(), [7; 4 * KIB]);
+                }
+            }
+        });
+    }
+}
+
+/// Blocks of the newest superblock, and of the one before.
+async fn superblocks(fast: &Arc<dyn DevicePart>) -> (u64, u64) {
+    let device = fast.open().await.unwrap();
+    let (_, buffer) = device.read(BlockIndex(0), Buffer::new(8 * KIB)).await;
+    // The sequence is after the magic, the version, the unit, the identity and its key.
+    let sequence = |block: usize| {
+        let at = block * 4 * KIB + 40;
+        u64::from_le_bytes(buffer.filled()[at..at + 8].try_into().unwrap())
+    };
+    if sequence(0) > sequence(1) { (0, 1) } else { (1, 0) }
+}
+
 /// Zones that the uploads of an earlier epoch open at the origin are closed there, within its limit of open
 /// zones.
 #[test]
