@@ -84,6 +84,10 @@ fn run_tests(arguments: &Arguments, programs: &[Program], limits: Limits) -> Res
     let tests = programs::tests(programs, &arguments.texts)?;
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
     let results = schedule::run_all(&tests, arguments.jobs(processors), limits);
+    if let Some(path) = &arguments.times {
+        let written = std::fs::write(path, summary::table(&results));
+        written.map_err(|error| format!("--times {}: {error}; expected a file to write", path.display()))?;
+    }
     let summary = Summary::of(&results);
     summary.print();
     // A number of seeds has no budget, and so no shares.

@@ -72,6 +72,17 @@ fn largest(results: &[Finished], time: fn(&Finished) -> Duration, kind: &str) ->
     tests.iter().take(LISTED).map(line).collect()
 }
 
+/// A line for each test with its processor time and wall time in seconds, by processor time.
+pub fn table(results: &[Finished]) -> String {
+    let mut tests: Vec<&Finished> = results.iter().collect();
+    tests.sort_by_key(|test| std::cmp::Reverse((test.processor, test.took)));
+    let line = |test: &&Finished| {
+        let (processor, took) = (test.processor.as_secs_f64(), test.took.as_secs_f64());
+        format!("{processor:.2} {took:.2} {}\n", test.title)
+    };
+    tests.iter().map(line).collect()
+}
+
 impl Summary {
     pub fn of(results: &[Finished]) -> Self {
         let mut summary = Summary::default();
@@ -188,6 +199,17 @@ mod tests {
         // One with neither a second of the clock nor of processors isn't listed.
         let quick = finished(Outcome::Passed, "");
         assert!(Summary::of(&[quick]).lines.is_empty());
+    }
+
+    #[test]
+    fn the_table_has_all_tests_by_processor_time() {
+        let test = |title: &str, processor| Finished {
+            title: title.to_owned(),
+            took: Duration::from_millis(1500),
+            processor: Duration::from_millis(processor),
+            ..finished(Outcome::Passed, "")
+        };
+        assert_eq!(table(&[test("p a", 10), test("p b", 2250)]), "2.25 1.50 p b\n0.01 1.50 p a\n");
     }
 
     #[test]
