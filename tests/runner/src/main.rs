@@ -57,6 +57,11 @@ fn check_packages(packages: &[String]) -> Result<(), String> {
 fn build() -> Result<Built, String> {
     let mut command = Command::new("cargo");
     command.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
+    // A wrapper of the caller, such as one that caches, stays.
+    if variable("RUSTC_WRAPPER").is_none() {
+        let folder = std::env::current_dir().map_err(|error| format!("no current folder: {error}"))?;
+        command.env("RUSTC_WRAPPER", folder.join("tests/runner/rustc"));
+    }
     let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
     let output = output.map_err(|error| format!("can't run cargo: {error}"))?;
     if !output.status.success() {
