@@ -72,15 +72,10 @@ fn largest(results: &[Finished], time: fn(&Finished) -> Duration, kind: &str) ->
     tests.iter().take(LISTED).map(line).collect()
 }
 
-/// A line for each test with its processor time and wall time in seconds, by processor time.
-pub fn table(results: &[Finished]) -> String {
-    let mut tests: Vec<&Finished> = results.iter().collect();
-    tests.sort_by_key(|test| std::cmp::Reverse((test.processor, test.took)));
-    let line = |test: &&Finished| {
-        let (processor, took) = (test.processor.as_secs_f64(), test.took.as_secs_f64());
-        format!("{processor:.2} {took:.2} {}\n", test.title)
-    };
-    tests.iter().map(line).collect()
+/// Line of a test in the file of times: its processor time and wall time in seconds, its name.
+pub fn line_of_times(test: &Finished) -> String {
+    let (processor, took) = (test.processor.as_secs_f64(), test.took.as_secs_f64());
+    format!("{processor:.2} {took:.2} {}\n", test.title)
 }
 
 impl Summary {
@@ -202,14 +197,14 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_all_tests_by_processor_time() {
-        let test = |title: &str, processor| Finished {
-            title: title.to_owned(),
+    fn a_line_of_times_has_both_times_and_the_name() {
+        let test = Finished {
+            title: "package a::test".to_owned(),
             took: Duration::from_millis(1500),
-            processor: Duration::from_millis(processor),
+            processor: Duration::from_millis(2250),
             ..finished(Outcome::Passed, "")
         };
-        assert_eq!(table(&[test("p a", 10), test("p b", 2250)]), "2.25 1.50 p b\n0.01 1.50 p a\n");
+        assert_eq!(line_of_times(&test), "2.25 1.50 package a::test\n");
     }
 
     #[test]
