@@ -1,6 +1,7 @@
 //! Command line of `scripts/test`, and the variables of the environment that it reads.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Selection of the tests that run, and limits.
@@ -14,9 +15,12 @@ pub struct Arguments {
     pub is_long: bool,
     /// Number of tests that run at the same time.
     pub jobs: Option<NonZeroUsize>,
+    /// File for the times of all tests.
+    pub times: Option<PathBuf>,
 }
 
-const EXPECTED: &str = "expected -p PACKAGE, --jobs NUMBER or --long; see the head of scripts/test";
+const EXPECTED: &str =
+    "expected -p PACKAGE, --jobs NUMBER, --times FILE or --long; see the head of scripts/test";
 
 impl Arguments {
     pub fn parse(words: impl IntoIterator<Item = String>) -> Result<Self, String> {
@@ -31,6 +35,7 @@ impl Arguments {
                     let jobs = text.parse().map_err(|_| format!("--jobs {text}: expected 1 or more"))?;
                     arguments.jobs = Some(jobs);
                 }
+                "--times" => arguments.times = Some(value("the name of a file")?.into()),
                 "--long" => arguments.is_long = true,
                 option if option.starts_with('-') => {
                     return Err(format!("unknown option: {option}; {EXPECTED}"));
@@ -78,8 +83,9 @@ mod tests {
         assert_eq!(arguments.packages, ["siltstone-log", "siltstone"]);
         assert_eq!(arguments.texts, ["crash_log", "worlds"]);
         assert!(!arguments.is_whole() && !arguments.is_long);
-        let arguments = parsed(&["--long", "--jobs", "5"]).unwrap();
+        let arguments = parsed(&["--long", "--jobs", "5", "--times", "times"]).unwrap();
         assert!(arguments.is_whole() && arguments.is_long);
+        assert_eq!(arguments.times, Some("times".into()));
         assert_eq!(
             (arguments.jobs(2), Arguments::default().jobs(2), Arguments::default().jobs(1)),
             ((5, 0), (3, 2), (2, 2))

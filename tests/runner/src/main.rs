@@ -21,9 +21,10 @@ mod schedule;
 mod summary;
 
 use arguments::Arguments;
-use attempt::Limits;
+use attempt::{Finished, Limits};
 use programs::{Built, Program};
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 use summary::{Counts, Summary};
@@ -57,6 +58,11 @@ fn check_packages(packages: &[String]) -> Result<(), String> {
 fn build() -> Result<Built, String> {
     let mut command = Command::new("cargo");
     command.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
+    // A wrapper of the caller, such as one that caches, stays.
+    if variable("RUSTC_WRAPPER").is_none() {
+        let folder = std::env::current_dir().map_err(|error| format!("no current folder: {error}"))?;
+        command.env("RUSTC_WRAPPER", folder.join("tests/runner/rustc"));
+    }
     let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
     let output = output.map_err(|error| format!("can't run cargo: {error}"))?;
     if !output.status.success() {
@@ -83,7 +89,19 @@ fn variables(arguments: &Arguments, built: &Built) -> Vec<(&'static str, OsStrin
 fn run_tests(arguments: &Arguments, programs: &[Program], limits: Limits) -> Result<Counts, String> {
     let tests = programs::tests(programs, &arguments.texts)?;
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
-    let results = schedule::run_all(&tests, arguments.jobs(processors), limits);
+    // Written as tests end, so that a run that is ended early has some of them.
+    let times = arguments.times.as_ref().map(|path| {
+        let wrong = |error| format!("--times {}: {error}; expected a file to write", path.display());
+        std::fs::File::create(path).map_err(wrong)
+    });
+    let times = times.transpose()?;
+    let note = |test: &Finished| {
+        if let Some(mut file) = times.as_ref() {
+            // A line that is missing fails no test.
+            let _ = file.write_all(summary::line_of_times(test).as_bytes());
+        }
+    };
+    let results = schedule::run_all(&tests, arguments.jobs(processors), limits, &note);
     let summary = Summary::of(&results);
     summary.print();
     // A number of seeds has no budget, and so no shares.

@@ -102,8 +102,13 @@ impl Queue {
 }
 
 /// Runs all tests, `jobs` at a time and `waiters` that wait beside them. Prints a line for each that fails,
-/// and for each hundredth that ends.
-pub fn run_all(tests: &[Test<'_>], (jobs, waiters): (usize, usize), limits: Limits) -> Vec<Finished> {
+/// and for each hundredth that ends; calls `note` with every test that has ended.
+pub fn run_all(
+    tests: &[Test<'_>],
+    (jobs, waiters): (usize, usize),
+    limits: Limits,
+    note: &(dyn Fn(&Finished) + Sync),
+) -> Vec<Finished> {
     let names: Vec<&str> = tests.iter().map(|test| test.name.as_str()).collect();
     let mut waiting: Vec<usize> = (0..tests.len()).collect();
     waiting.sort_by_key(|&test| std::cmp::Reverse((rank(names[test]), test)));
@@ -120,6 +125,7 @@ pub fn run_all(tests: &[Test<'_>], (jobs, waiters): (usize, usize), limits: Limi
             let finished = attempt::run(&tests[test], limits);
             let mut list = results.lock().unwrap_or_else(PoisonError::into_inner);
             report(&finished, list.len() + 1, tests.len());
+            note(&finished);
             list.push(finished);
             drop(list);
             guard = queue.lock().unwrap_or_else(PoisonError::into_inner);

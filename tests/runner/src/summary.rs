@@ -72,6 +72,12 @@ fn largest(results: &[Finished], time: fn(&Finished) -> Duration, kind: &str) ->
     tests.iter().take(LISTED).map(line).collect()
 }
 
+/// Line of a test in the file of times: its processor time and wall time in seconds, its name.
+pub fn line_of_times(test: &Finished) -> String {
+    let (processor, took) = (test.processor.as_secs_f64(), test.took.as_secs_f64());
+    format!("{processor:.2} {took:.2} {}\n", test.title)
+}
+
 impl Summary {
     pub fn of(results: &[Finished]) -> Self {
         let mut summary = Summary::default();
@@ -188,6 +194,17 @@ mod tests {
         // One with neither a second of the clock nor of processors isn't listed.
         let quick = finished(Outcome::Passed, "");
         assert!(Summary::of(&[quick]).lines.is_empty());
+    }
+
+    #[test]
+    fn a_line_of_times_has_both_times_and_the_name() {
+        let test = Finished {
+            title: "package a::test".to_owned(),
+            took: Duration::from_millis(1500),
+            processor: Duration::from_millis(2250),
+            ..finished(Outcome::Passed, "")
+        };
+        assert_eq!(line_of_times(&test), "2.25 1.50 package a::test\n");
     }
 
     #[test]

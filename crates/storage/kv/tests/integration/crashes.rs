@@ -322,8 +322,9 @@ fn zones_that_go_offline_one_by_one_take_only_what_is_in_them() {
             let settings = Settings { cache_bytes: 0, ..small() };
             let store = format(&zones, &settings).await;
             let all = 3000;
-            for number in 0..all {
-                store.put(&key(number), &noise(number)).await.unwrap();
+            let values: Vec<Vec<u8>> = (0..all).map(noise).collect();
+            for (number, value) in (0..).zip(&values) {
+                store.put(&key(number), value).await.unwrap();
             }
             store.flush_buffers().await.unwrap();
             store.wait_for_compactions().await.unwrap();
@@ -331,10 +332,10 @@ fn zones_that_go_offline_one_by_one_take_only_what_is_in_them() {
             for zone in (0..48).map(|step| (step * 7 + seed as u32) % 48).take(24) {
                 drive.fail_zone(ZoneIndex(zone), State::Offline).await.unwrap();
                 let mut found = 0;
-                for number in 0..all {
+                for (number, value) in (0..).zip(&values) {
                     match store.get(&key(number)).await {
                         Ok(Some(stored)) => {
-                            assert_eq!(stored.value, noise(number), "key {number}");
+                            assert_eq!(stored.value, *value, "key {number}");
                             found += 1;
                         }
                         Ok(None) => panic!("zone {zone} is offline, and key {number} doesn't exist any more"),

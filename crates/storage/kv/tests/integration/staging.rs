@@ -21,7 +21,7 @@ const STAGING: u64 = 128 << 10;
 /// First bytes of a staged block.
 const MAGIC: &[u8] = b"SILTSTAG";
 
-fn disk() -> Arc<dyn DevicePart> {
+fn disk() -> Arc<ImageDisk> {
     let block_size = BlockSize::default();
     let blocks = BlockCount(DISK / block_size.bytes());
     let geometry =
@@ -29,7 +29,7 @@ fn disk() -> Arc<dyn DevicePart> {
     Arc::new(ImageDisk::empty(geometry))
 }
 
-async fn zones(disk: &Arc<dyn DevicePart>, format: bool) -> Arc<dyn ZonesPart> {
+async fn zones<D: DevicePart + 'static>(disk: &Arc<D>, format: bool) -> Arc<dyn ZonesPart> {
     let options = zones::on_device::Options {
         format,
         zone_size: format.then_some(ZONE),
@@ -43,15 +43,15 @@ fn settings(shards: u16) -> Settings {
     Settings { shards: Some(shards), ..small() }
 }
 
-async fn format(disk: &Arc<dyn DevicePart>, settings: &Settings) -> Store {
+async fn format<D: DevicePart + 'static>(disk: &Arc<D>, settings: &Settings) -> Store {
     Store::format(zones(disk, true).await, settings).await.unwrap()
 }
 
-async fn open(disk: &Arc<dyn DevicePart>, settings: &Settings) -> Store {
+async fn open<D: DevicePart + 'static>(disk: &Arc<D>, settings: &Settings) -> Store {
     Store::open(zones(disk, false).await, settings).await.unwrap()
 }
 
-async fn contents(disk: &Arc<dyn DevicePart>) -> Vec<u8> {
+async fn contents(disk: &Arc<ImageDisk>) -> Vec<u8> {
     let handle = disk.open().await.unwrap();
     let (read, buffer) = handle.read(BlockIndex(0), Buffer::new(DISK as usize)).await;
     read.unwrap();
@@ -59,11 +59,11 @@ async fn contents(disk: &Arc<dyn DevicePart>) -> Vec<u8> {
 }
 
 /// The disk as the end of the process leaves it now: the disk has no delays, so no write is in flight.
-async fn after_kill(disk: &Arc<dyn DevicePart>) -> Arc<dyn DevicePart> {
-    with_contents(&contents(disk).await).await
+fn after_kill(disk: &Arc<ImageDisk>) -> Arc<ImageDisk> {
+    Arc::new(disk.copy())
 }
 
-async fn with_contents(bytes: &[u8]) -> Arc<dyn DevicePart> {
+async fn with_contents(bytes: &[u8]) -> Arc<ImageDisk> {
     let copy = self::disk();
     let handle = copy.open().await.unwrap();
     handle.write(BlockIndex(0), Buffer::copy_of(bytes).into(), Durability::Visible).await.unwrap();
@@ -110,7 +110,7 @@ fn acknowledged_writes_are_there_after_a_kill_on_any_number_of_shards() {
             for more in [1, 2, 50, 500, 1, 3000] {
                 put(&store, written..written + more).await;
                 written += more;
-                let killed = after_kill(&disk).await;
+                let killed = after_kill(&disk);
                 let zones = zones(&killed, false).await;
                 let handle = zones.open().await.unwrap();
                 let report = kv::check::check(&*handle, 10, &|_, _| {}).await.unwrap();
@@ -149,7 +149,7 @@ async fn stale_blocks() -> Vec<u64> {
         batch.put(&key(5000 + number), b"value");
         store.write(batch, Acknowledge::Flushed).await.unwrap();
     }
-    let again = after_kill(&killed).await;
+    let again = after_kill(&killed);
     let store = open(&again, &settings(1)).await;
     let mut found = Vec::new();
     for number in 0..700 {
@@ -181,7 +181,7 @@ fn a_write_after_one_that_was_only_buffered_brings_it_along() {
             let acknowledge = if number % 3 == 1 { Acknowledge::Buffered } else { Acknowledge::Written };
             store.write(batch, acknowledge).await.unwrap();
             if acknowledge == Acknowledge::Written {
-                let other = open(&after_kill(&disk).await, &settings(1)).await;
+                let other = open(&after_kill(&disk), &settings(1)).await;
                 assert_eq!(missing(&other, 0..number + 1).await, [0; 0], "{number}");
             }
         }
@@ -212,16 +212,15 @@ fn openings_that_are_interrupted_lose_nothing() {
         let disk = disk();
         let store = format(&disk, &settings(1)).await;
         put(&store, 0..50).await;
-        let mut killed = after_kill(&disk).await;
+        let mut killed = after_kill(&disk);
         for _ in 0..4 {
             let place = staged_blocks(&contents(&killed).await)[0];
             let rules = format!("write error=EIO range={place}..{}", place + 4096);
             let rules = parse_rules(&[rules], stack::Contract::Device).unwrap();
-            let failing: Arc<dyn DevicePart> =
-                Arc::new(FaultDevicePart::new(killed.clone(), rules, 1).unwrap());
+            let failing = Arc::new(FaultDevicePart::new(killed.clone(), rules, 1).unwrap());
             let refused = Store::open(zones(&failing, false).await, &settings(1)).await;
             assert!(matches!(refused, Err(Error::Io(_))), "{:?}", refused.err());
-            killed = after_kill(&killed).await;
+            killed = after_kill(&killed);
         }
         let store = open(&killed, &settings(1)).await;
         assert_eq!(missing(&store, 0..50).await, [0; 0]);
@@ -241,12 +240,11 @@ fn a_failed_write_of_the_staging_area_is_never_acknowledged() {
             let place = staged_blocks(&contents(&disk).await)[0] as u64;
             let rules = format!("write error={error} range={place}..{} after=7", place + STAGING);
             let rules = parse_rules(&[rules], stack::Contract::Device).unwrap();
-            let failing: Arc<dyn DevicePart> =
-                Arc::new(FaultDevicePart::new(disk.clone(), rules, 1).unwrap());
+            let failing = Arc::new(FaultDevicePart::new(disk.clone(), rules, 1).unwrap());
             let store = open(&failing, &settings(1)).await;
             for number in 0..100 {
                 put(&store, number..number + 1).await;
-                let other = open(&after_kill(&disk).await, &settings(1)).await;
+                let other = open(&after_kill(&disk), &settings(1)).await;
                 assert_eq!(missing(&other, 0..number + 1).await, [0; 0], "{error}, {number}");
             }
             let staged = number(&store, "staged_bytes").await;
@@ -262,7 +260,7 @@ fn nothing_is_staged_with_persistent_deletes_and_earlier_writes_are_erased() {
         let disk = disk();
         let store = format(&disk, &settings(1)).await;
         put(&store, 0..50).await;
-        let killed = after_kill(&disk).await;
+        let killed = after_kill(&disk);
         let persistent = Settings {
             compaction: "fade".to_owned(),
             delete_persistence: Some(DeletePersistence::Time(Duration::from_secs(600))),
@@ -298,7 +296,7 @@ fn staged_writes_are_found_through_a_layer_that_can_not_stage() {
         let disk = disk();
         let store = format(&disk, &settings(1)).await;
         put(&store, 0..50).await;
-        let killed = after_kill(&disk).await;
+        let killed = after_kill(&disk);
         let layer = FaultZonesPart::new(zones(&killed, false).await, Vec::new(), 1);
         let store = Store::open(Arc::new(layer), &settings(1)).await.unwrap();
         put(&store, 50..60).await;
@@ -314,7 +312,7 @@ fn a_salvaged_store_shows_staged_writes_and_leaves_them() {
         let disk = disk();
         let store = format(&disk, &settings(1)).await;
         put(&store, 0..50).await;
-        let killed = after_kill(&disk).await;
+        let killed = after_kill(&disk);
         let before = contents(&killed).await;
         let overlay = zones::Overlay::new(zones(&killed, false).await, 64 << 20);
         let salvage = Settings { goal: Goal::Salvage, ..settings(1) };
@@ -345,7 +343,7 @@ fn a_full_store_keeps_what_it_acknowledged() {
             }
         }
         assert!(kept.len() < 20_000 && number(&store, "staged_bytes").await > 1 << 20, "{}", kept.len());
-        let other = open(&after_kill(&disk).await, &settings(2)).await;
+        let other = open(&after_kill(&disk), &settings(2)).await;
         for number in kept {
             let found = other.get(&key(number)).await.unwrap();
             assert_eq!(found.map(|found| found.value), Some(incompressible(number)), "{number}");
@@ -354,7 +352,7 @@ fn a_full_store_keeps_what_it_acknowledged() {
 }
 
 /// A disk whose requests take time; `disk` shows what was written.
-fn slow(disk: &Arc<dyn DevicePart>, seed: u64) -> Arc<dyn DevicePart> {
+fn slow(disk: &Arc<ImageDisk>, seed: u64) -> Arc<FaultDevicePart> {
     let rules = parse_rules(&["any delay=50us..500us".to_owned()], stack::Contract::Device).unwrap();
     Arc::new(FaultDevicePart::new(disk.clone(), rules, seed).unwrap())
 }
@@ -381,8 +379,8 @@ async fn write_several(store: Store, known: Known, (shard, shards): (Option<u16>
 }
 
 /// Keys of acknowledged writes that aren't there after the end of the process.
-async fn missing_after_kill(disk: &Arc<dyn DevicePart>, settings: &Settings, known: &Known) -> Vec<String> {
-    let store = open(&after_kill(disk).await, settings).await;
+async fn missing_after_kill(disk: &Arc<ImageDisk>, settings: &Settings, known: &Known) -> Vec<String> {
+    let store = open(&after_kill(disk), settings).await;
     let mut missing = Vec::new();
     let known = known.borrow().clone();
     for (key, length) in known {
@@ -473,7 +471,7 @@ fn missing_after_openings(seed: u64, rule: Option<Broken>) -> Vec<String> {
         for _ in 0..4 {
             write_several(store.clone(), known.clone(), (None, 1), 11).await;
         }
-        let killed = after_kill(&disk).await;
+        let killed = after_kill(&disk);
         let settings = Settings { buffer_bytes: 16 << 10, ..settings(1) };
         let is_open = Rc::new(Cell::new(false));
         let opening = runtime::spawn({
@@ -525,7 +523,7 @@ fn puts_beside_deletes_on_a_nearly_full_store_are_kept() {
             store.delete(&key(100_000 + number)).await.unwrap();
         }
         assert!(kept.len() < 20_000, "{}", kept.len());
-        let other = open(&after_kill(&disk).await, &settings).await;
+        let other = open(&after_kill(&disk), &settings).await;
         for number in kept {
             let found = other.get(&key(number)).await.unwrap();
             assert_eq!(found.map(|found| found.value), Some(incompressible(number)), "{number}");

@@ -16,7 +16,9 @@ const LACKED: u64 = 3;
 
 fn page(number: u64) -> Vec<u8> {
     let mut random = Random::new(number);
-    (0..512).flat_map(|_| random.next_u64().to_le_bytes()).collect()
+    let mut bytes = vec![0; 4096];
+    random.fill(&mut bytes);
+    bytes
 }
 
 async fn write(device: &Rc<dyn Device>, number: u64) {

@@ -53,7 +53,8 @@ const CASES: [Case; 9] = [
 /// A page whose first `noise` bytes can't be compressed.
 fn page(number: u64, noise: usize) -> Vec<u8> {
     let mut random = Random::new(number);
-    let mut bytes: Vec<u8> = (0..512).flat_map(|_| random.next_u64().to_le_bytes()).collect();
+    let mut bytes = vec![0; 4096];
+    random.fill(&mut bytes);
     bytes[noise..].fill(number as u8);
     bytes
 }

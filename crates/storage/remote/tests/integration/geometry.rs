@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 fn page(number: u64) -> Payload {
     let mut random = Random::new(number);
-    let bytes: Vec<u8> = (0..512).flat_map(|_| random.next_u64().to_le_bytes()).collect();
+    let mut bytes = vec![0; 4096];
+    random.fill(&mut bytes);
     block::Data::copy_of(&bytes).into()
 }
 

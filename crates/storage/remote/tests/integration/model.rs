@@ -26,8 +26,7 @@ fn page(content: u64) -> Vec<u8> {
     let mut bytes = vec![(content % 5) as u8; PAGE];
     if noise > 0 {
         bytes[..8].copy_from_slice(&content.to_le_bytes());
-        let noisy = bytes[8..noise.max(8)].chunks_mut(8);
-        noisy.for_each(|chunk| chunk.copy_from_slice(&random.next_u64().to_le_bytes()[..chunk.len()]));
+        random.fill(&mut bytes[8..noise.max(8)]);
     }
     bytes
 }
@@ -71,7 +70,7 @@ impl Model {
         let (first, count) = self.range();
         let contents: Vec<u64> = (self.next..self.next + count).collect();
         self.next += count;
-        let bytes: Vec<u8> = contents.iter().flat_map(|content| page(*content)).collect();
+        let bytes = contents.iter().map(|content| page(*content)).collect::<Vec<_>>().concat();
         let payload: Payload = block::Data::copy_of(&bytes).into();
         let outcome = self.device.write(BlockIndex(first), payload, Durability::Visible).await;
         self.failed_writes += u64::from(outcome.is_err());
@@ -337,7 +336,8 @@ fn where_the_nodes_are_full_writes_fail_and_go_on_after_a_discard() {
         let device = part.open().await.unwrap();
         let mut random = Random::new(8);
         let mut noise = || -> Payload {
-            let bytes: Vec<u8> = (0..PAGE / 8).flat_map(|_| random.next_u64().to_le_bytes()).collect();
+            let mut bytes = vec![0; PAGE];
+            random.fill(&mut bytes);
             block::Data::copy_of(&bytes).into()
         };
         let mut written = 0;

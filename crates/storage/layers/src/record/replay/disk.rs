@@ -38,6 +38,16 @@ impl ImageDisk {
     fn made(geometry: DeviceGeometry, image: Option<Image>) -> Self {
         ImageDisk { shared: Arc::new(Shared { geometry, image, written: Mutex::new(BTreeMap::new()) }) }
     }
+
+    /// Creates a device with the present contents of this one. Both share the data of these blocks, so its
+    /// cost depends only on their number.
+    pub fn copy(&self) -> Self {
+        let Shared { geometry, image, written } = &*self.shared;
+        let written = written.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let shared =
+            Shared { geometry: geometry.clone(), image: image.clone(), written: Mutex::new(written) };
+        ImageDisk { shared: Arc::new(shared) }
+    }
 }
 
 impl Shared {
