@@ -25,7 +25,7 @@ const COMPRESSED: u32 = 1 << 31;
 
 /// Stored bytes of a zone: an object. Without padding, as a volume has many of them in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(packed(4))]
+#[repr(Rust, packed(4))]
 pub(crate) struct Piece {
     pub offset: u64,
     pub length: u32,
