@@ -23,14 +23,14 @@ pub(crate) struct Indexes(Rc<RefCell<Known>>);
 
 #[derive(Default)]
 struct Known {
-    /// Those that were used since the last change of generations, and their bytes; those before.
+    /// Indexes that were used since the last change of generations, and their bytes; older ones in `old`.
     young: BTreeMap<PieceName, Rc<Index>>,
     bytes: usize,
     old: BTreeMap<PieceName, Rc<Index>>,
     loading: BTreeMap<PieceName, Rc<Notify>>,
 }
 
-/// What is known of an index.
+/// Outcome of a search for an index.
 pub(crate) enum Lookup {
     Known(Rc<Index>),
     /// The caller reads it.

@@ -1,5 +1,5 @@
-//! Compressed volumes: what was appended comes back, by few requests, whatever the key says at the next start,
-//! and damaged or invented lengths are errors.
+//! Compressed volumes: what was appended comes back, by few requests, whatever the key says at the next
+//! start, and damaged or invented lengths are errors.
 
 use crate::common::{handle, options, read, settings, world};
 use block::{Data, EraseGuarantee, Error, Part, ZoneIndex, Zones, ZonesPart};
@@ -70,8 +70,8 @@ async fn verify(zones: &dyn Zones, zone: u32, expected: &[u8], random: &mut Rand
     }
 }
 
-/// Pieces of all lengths, of bytes that shrink, that don't, and that do in part: from memory, from the bucket,
-/// and after an opening that doesn't compress. The status has the lengths of the objects.
+/// Pieces of all lengths, of bytes that shrink, that don't, and that do in part: from memory, from the
+/// bucket, and after an opening that doesn't compress. The status has the lengths of the objects.
 #[test]
 fn pieces_of_all_sizes_come_back() {
     for (key, seed) in [(None, 1), (Some(5), 2)] {
@@ -263,8 +263,8 @@ fn place_checksum(object: &[u8], at: u64, bytes: &[u8]) -> [u8; 4] {
     crc(&[volume, zone, epoch, generation, &at.to_le_bytes(), bytes])
 }
 
-/// What a damaged disk or a hostile store may answer, with checksums that fit: an error with the object's key,
-/// in bounded memory, and a check finds it.
+/// Answers of a damaged or hostile store, with checksums that fit: an error with the object's key, in bounded
+/// memory, and a check finds it.
 #[test]
 fn damaged_and_invented_lengths_are_errors() {
     for key in [None, Some(5)] {
