@@ -1,9 +1,13 @@
 //! Checks of all parsers on arbitrary bytes, for fuzzing: what a store answers in place of manifests, pieces
 //! and keys. The same check runs with seeded bytes in every `cargo test`.
 
-use crate::format::{CHUNK, Manifest, chunk_range, object_length, verify, with_checksum};
+use crate::compression::{Index, Size, decompress, head_length, reach};
+use crate::format::{
+    CHUNK, Manifest, PIECE_HEADER, chunk_range, object_length, open_index, verify, with_checksum,
+};
 use crate::names::{Name, Names, PieceName};
 use crate::table::{Table, decode_changes};
+use std::ops::Range;
 
 /// Volume, and name of a piece of it.
 const VOLUME: [u8; 16] = [1; 16];
@@ -88,25 +92,65 @@ fn check_piece(bytes: &[u8]) {
     assert!(range.at + range.bytes as u64 <= object_length(length, false));
     assert!(range.bytes <= (end - start) as usize + 2 * CHUNK + 4 * (2 + (end - start) as usize / CHUNK));
     let mut taken = 0;
-    if verify(&VOLUME, &PIECE, &range, None, &mut rest.to_vec(), |bytes| taken += bytes.len()).is_ok() {
+    let keys = (None, None);
+    if verify(&VOLUME, &PIECE, &range, keys, &mut rest.to_vec(), |bytes| taken += bytes.len()).is_ok() {
         assert_eq!(taken as u64, end - start);
+    }
+    check_compressed(length, start..end, rest);
+}
+
+/// The bytes as the object of a compressed piece of `length` bytes, and as a chunk of it.
+fn check_compressed(length: u64, wanted: Range<u64>, bytes: &[u8]) {
+    let mut chunk = vec![0; CHUNK];
+    let _any = decompress(bytes, &mut chunk);
+    let size = Size { length, compressed: bytes.len() as u32 };
+    let head = head_length(length, false);
+    // Nearly no bytes have the right checksum.
+    let Some(index) = bytes.get(PIECE_HEADER..head - 4) else { return };
+    let Ok(index) = Index::decode(index, size, false) else { return };
+    let range = index.range(wanted.clone());
+    let end = range.at as usize + range.bytes;
+    assert!(end <= bytes.len() && end <= reach(size, wanted.end, false));
+    let (mut taken, mut part) = (0, bytes[range.at as usize..end].to_vec());
+    let keys = (Some(&index), None);
+    if verify(&VOLUME, &PIECE, &range, keys, &mut part, |bytes| taken += bytes.len()).is_ok() {
+        assert_eq!(taken as u64, wanted.end - wanted.start);
+    }
+    if let Ok(opened) = open_index(&VOLUME, &PIECE, size, None, &mut bytes.to_vec()) {
+        assert_eq!(opened, index);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compression::Compressor;
     use crate::format::{Kind, Writers};
+    use crate::gather::Gather;
     use crate::table::Change;
+
+    /// The arguments of [`check_piece`] for a compressed piece of 128 KiB and a byte, and its object.
+    fn compressed_piece() -> Vec<u8> {
+        let (length, compressor) = ((128 << 10) + 1, std::rc::Rc::new(Compressor::new()));
+        let mut gather = Gather::new(PIECE.offset, Some(compressor), None);
+        while gather.push(&[7; 1024], length) > 0 {}
+        let sealed = gather.seal();
+        let parts = (sealed.index.as_ref(), &sealed.chunks[..]);
+        let object = crate::format::piece_object(&VOLUME, &PIECE, length, parts, false).to_data();
+        assert_eq!(object.len(), sealed.compressed as usize);
+        let bytes = [&[128, 0, 255], &object[..]].concat();
+        check_any_bytes(&bytes);
+        bytes
+    }
 
     /// Valid bytes of each kind, with a few bytes that seeds have changed, and arbitrary ones.
     #[test]
     fn seeded_bytes_are_parsed_or_refused() {
         let mut table = Table::new(3, 1 << 20).unwrap();
-        let piece = Change::Piece { zone: 1, offset: 0, length: 4096, serial: 9 };
+        let piece = Change::Piece { zone: 1, offset: 0, length: 4096, compressed: 0, serial: 9 };
         table.apply(&piece, 5).unwrap();
-        let follows = Change::Piece { zone: 1, offset: 4096, length: 512, serial: 10 };
-        let merge = Change::Merge { zone: 1, offset: 0, length: 4608, serial: 11 };
+        let follows = Change::Piece { zone: 1, offset: 4096, length: 512, compressed: 700, serial: 10 };
+        let merge = Change::Merge { zone: 1, offset: 0, length: 4608, compressed: 800, serial: 11 };
         let manifest = Manifest {
             volume: VOLUME,
             writer: Writers { id: [9; 16], name: "host".to_owned() },
@@ -114,6 +158,7 @@ mod tests {
             number: 17,
             kind: Kind::Base,
             is_clean: true,
+            is_compressed: true,
             link: 17,
             time: 1,
             body: table.encode(),
@@ -125,6 +170,7 @@ mod tests {
             crate::table::encode_changes(&[piece, follows, merge, Change::Reset { zone: 1, generation: 2 }]),
             key,
             vec![0; 600],
+            compressed_piece(),
         ];
         let mut random = runtime::Random::new(1);
         for round in 0..4000_usize {

@@ -82,7 +82,9 @@ impl Bases {
         }
         self.writing.set(Some(position.number));
         self.delta_bytes.set(position.delta_bytes);
-        Some(identity.manifest(position.number, Kind::Base, position.number, table.encode()))
+        let mut base = identity.manifest(position.number, Kind::Base, position.number, table.encode());
+        base.is_compressed = table.stored().has_compressed();
+        Some(base)
     }
 
     /// Writes the base that was begun, by one attempt, and returns whether the store has it: false if other
@@ -157,7 +159,7 @@ pub(crate) fn check_length(table: &Table) -> Result<()> {
         length if length <= MAX_MANIFEST => Ok(()),
         length => Err(Error::no_space(format!(
             "the zone table has {} pieces, a manifest of {length} bytes; expected at most {MAX_MANIFEST}: flush less often, so that pieces are larger",
-            table.stored().0
+            table.stored().pieces
         ))),
     }
 }

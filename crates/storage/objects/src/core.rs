@@ -12,6 +12,7 @@
 //!
 //! Left to others: manifests (`manifest_log`), deletions (`garbage`).
 
+mod compressed;
 mod gc;
 mod keys;
 mod merge;
@@ -23,6 +24,7 @@ pub(crate) use gc::old_manifests;
 pub(crate) use read::MAX_READ;
 
 use self::keys::ZoneKeys;
+use crate::compression::{Compression, Compressor, Size};
 use crate::garbage::Garbage;
 use crate::gather::{Gather, Gathering, Sealed};
 use crate::key_store::KeyStore;
@@ -69,6 +71,8 @@ pub struct Settings {
     pub close_limit: Duration,
     /// Whether small pieces are merged.
     pub merge: bool,
+    /// Compression of new objects; all are read, whatever it is.
+    pub compression: Compression,
 }
 
 impl Default for Settings {
@@ -82,6 +86,7 @@ impl Default for Settings {
             grace: Duration::from_secs(60),
             close_limit: Duration::from_secs(60),
             merge: true,
+            compression: Compression::None,
         }
     }
 }
@@ -131,12 +136,20 @@ impl Settings {
 struct Pending {
     offset: u64,
     length: u64,
+    /// Bytes of its object if it is compressed; else 0.
+    compressed: u32,
     /// Bytes of the piece, until it is stored.
     sealed: Option<Rc<Sealed>>,
     /// Serial number under which it is stored.
     serial: u64,
     /// Whether a batch of changes has it.
     is_queued: bool,
+}
+
+impl Pending {
+    fn size(&self) -> Size {
+        Size { length: self.length, compressed: self.compressed }
+    }
 }
 
 /// A zone.
@@ -190,6 +203,7 @@ pub(crate) struct Core {
     zones: RefCell<Vec<Zone>>,
     limits: Limits,
     keys: Option<ZoneKeys>,
+    compressor: Option<Rc<Compressor>>,
     memory: Rc<Semaphore>,
     gathering: RefCell<Gathering>,
     /// Memory of responses.
@@ -275,6 +289,7 @@ impl Core {
             zones: RefCell::new(zones),
             limits,
             keys,
+            compressor: (settings.compression == Compression::Lz4).then(|| Rc::new(Compressor::new())),
             memory: Semaphore::new(settings.memory as usize),
             gathering: RefCell::new(Gathering::new()),
             reads: Semaphore::new(READ_MEMORY),
@@ -306,6 +321,11 @@ impl Core {
     /// Generation of a zone that exists, as the manifests have it.
     pub fn generation(&self, zone: ZoneIndex) -> u64 {
         self.log.with_table(|table| table.zones[zone.0 as usize].generation)
+    }
+
+    /// Settings of this writer.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
     }
 
     /// Geometry of the zones.
@@ -400,7 +420,7 @@ impl Core {
                 if zone.gather.is_none() {
                     let key = self.zone_key(index, zone.generation)?;
                     let sealer = self.sealer(self.name(zone, index, pointer, 0), key.as_ref());
-                    zone.gather = Some(Box::new(Gather::new(pointer, sealer)));
+                    zone.gather = Some(Box::new(self.new_gather(pointer, sealer)));
                 }
                 let Some(gather) = &mut zone.gather else { break };
                 let before = gather.length();
@@ -561,6 +581,7 @@ impl Core {
                 zone: index.0,
                 offset: piece.offset,
                 length: piece.length as u32,
+                compressed: piece.compressed,
                 serial: piece.serial,
             });
         }

@@ -4,10 +4,12 @@
 //! - A manifest has a CRC-32C of all its bytes, and its own epoch and number: damaged or misplaced ones are
 //!   errors, and so are unknown versions and flags.
 //! - Each 64 KiB of a piece have a CRC-32C that covers the volume, zone, generation, epoch and offset as
-//!   well: altered or misplaced bytes are never returned, whatever range is read.
+//!   well: altered or misplaced bytes are never returned, whatever range is read. So has the index of a
+//!   compressed piece.
 //! - With keys, the chunks of pieces and all manifests but seals are sealed together with their place, so
 //!   that holds for bytes that were altered on purpose as well.
 
+use crate::compression::{Index, Size, decompress, head_length};
 use crate::names::PieceName;
 use crate::seal::{Keys, NONCE, Nonces, Sealer, TAG};
 use block::{Buffer, ClaimToken, Data, Error, Payload, Result};
@@ -28,12 +30,17 @@ const MAX_NAME: usize = 255;
 /// and is read as version 2.
 const VERSION: u32 = 2;
 const SEALED_VERSION: u32 = 3;
-/// Version of pieces, and that of sealed ones.
+/// Version of pieces, that of sealed ones, and that of compressed ones.
 const PIECE_VERSION: u32 = 1;
 const SEALED_PIECE_VERSION: u32 = 2;
-/// Flags: the contents are sealed, and zones have secrets in a key store.
+const COMPRESSED_PIECE_VERSION: u32 = 3;
+/// Flags: the contents are sealed, zones have secrets in a key store, and the piece, or one that the manifest
+/// names, is compressed.
 const SEALED: u32 = 1;
 const HAS_STORE: u32 = 2;
+const COMPRESSED: u32 = 4;
+/// Number of a piece's index in the place of a chunk's number: in its nonce.
+const INDEX: u32 = u32::MAX;
 /// Bits of the serial number of a piece that count the attempts of its writer: enough for 3000 in each second
 /// of ten years. In an encrypted volume those above are drawn at random for each writer, otherwise zeros.
 pub(crate) const ATTEMPT_BITS: u32 = 40;
@@ -87,6 +94,8 @@ pub(crate) struct Manifest {
     pub kind: Kind,
     /// Whether a clean stop follows its changes.
     pub is_clean: bool,
+    /// Whether its body names compressed pieces, which earlier programs don't know.
+    pub is_compressed: bool,
     /// Number of the base from which a delta continues, its own number for a base, the epoch before for a
     /// claim, 0 for a seal.
     pub link: u64,
@@ -115,7 +124,7 @@ impl Manifest {
         let mut writer = Writer::default();
         writer.put(MANIFEST_MAGIC);
         writer.u32(version);
-        writer.u32(flags);
+        writer.u32(if self.is_compressed { flags | COMPRESSED } else { flags });
         writer.put(&self.volume);
         writer.put(&self.writer.id);
         writer.u32(self.epoch);
@@ -180,8 +189,8 @@ impl Manifest {
             )));
         }
         match kind.is_protected() {
-            true => check_keys(keys, flags, key_id)?,
-            false if is_sealed || !body.is_empty() => return Err(reader.strange("of an end has contents")),
+            true => check_keys(keys, flags & !COMPRESSED, key_id)?,
+            false if flags != 0 || !body.is_empty() => return Err(reader.strange("of an end has contents")),
             false => {}
         }
         if let Some((keys, (nonce, tag))) = keys.zip(seal)
@@ -190,7 +199,9 @@ impl Manifest {
             return Err(reader.strange("was altered: its seal doesn't fit its bytes and its place"));
         }
         let (writer, is_clean) = (Writers { id, name }, is_clean != 0);
-        Ok(Manifest { volume, writer, epoch, number, kind: *kind, is_clean, link, time, body })
+        let is_compressed = flags & COMPRESSED > 0;
+        let kind = *kind;
+        Ok(Manifest { volume, writer, epoch, number, kind, is_clean, is_compressed, link, time, body })
     }
 }
 
@@ -232,11 +243,13 @@ fn protection(keys: Option<&Keys>) -> (u32, u32, [u8; 4]) {
 /// [`Error::Unsupported`] for other ones.
 fn check_version((version, flags): (u32, u32)) -> Result<bool> {
     match (version, flags) {
-        (1 | VERSION, 0) => Ok(false),
-        (SEALED_VERSION, flags) if flags & SEALED > 0 && flags & !(SEALED | HAS_STORE) == 0 => Ok(true),
+        (1, 0) | (VERSION, 0 | COMPRESSED) => Ok(false),
+        (SEALED_VERSION, flags) if flags & SEALED > 0 && flags & !(SEALED | HAS_STORE | COMPRESSED) == 0 => {
+            Ok(true)
+        }
         _ => Err(Error::unsupported(format!(
-            "a manifest of version {version} with flags {flags:#x}; expected version 1 or {VERSION} without flags, or version \
-             {SEALED_VERSION} with the flags 1 or 3: use a newer siltstone"
+            "a manifest of version {version} with flags {flags:#x}; expected version 1 or {VERSION} without flags or with {COMPRESSED}, \
+             or version {SEALED_VERSION} with the flags 1, 3, 5 or 7: use a newer siltstone"
         ))),
     }
 }
@@ -263,7 +276,7 @@ fn check_keys(keys: Option<&Keys>, flags: u32, key_id: [u8; 4]) -> Result<()> {
 }
 
 /// Bytes after each chunk of a piece.
-fn trailer(is_sealed: bool) -> usize {
+pub(crate) fn trailer(is_sealed: bool) -> usize {
     if is_sealed { SEAL } else { CHECKSUM }
 }
 
@@ -272,34 +285,44 @@ pub(crate) fn object_length(length: u64, is_sealed: bool) -> u64 {
     PIECE_HEADER as u64 + length + trailer(is_sealed) as u64 * length.div_ceil(CHUNK as u64)
 }
 
-/// Place of the chunk that begins at byte `chunk` of a piece.
-fn chunk_place(volume: &VolumeId, name: &PieceName, chunk: u64) -> [u8; 40] {
+/// Byte of the zone at which a chunk begins that is at byte `chunk` of a piece.
+fn at_chunk(name: &PieceName, chunk: u64) -> u64 {
+    name.offset + chunk
+}
+
+/// Number in place of [`at_chunk`] for the index of a piece. No chunk and no other piece has it.
+fn at_index(name: &PieceName) -> u64 {
+    !name.offset
+}
+
+/// Place of the chunk that begins at byte `at` of the zone, or of an index.
+fn chunk_place(volume: &VolumeId, name: &PieceName, at: u64) -> [u8; 40] {
     let mut place = [0; 40];
     place[..16].copy_from_slice(volume);
     place[16..20].copy_from_slice(&name.zone.to_le_bytes());
     place[20..24].copy_from_slice(&name.epoch.to_le_bytes());
     place[24..32].copy_from_slice(&name.generation.to_le_bytes());
-    place[32..].copy_from_slice(&(name.offset + chunk).to_le_bytes());
+    place[32..].copy_from_slice(&at.to_le_bytes());
     place
 }
 
 /// Place of a sealed chunk. It has the bits of the serial number that the piece's writer has drawn, so chunks
 /// of two histories of a volume, after one that was rolled back, aren't exchanged.
-fn sealed_place(volume: &VolumeId, name: &PieceName, chunk: u64) -> [u8; 48] {
+fn sealed_place(volume: &VolumeId, name: &PieceName, at: u64) -> [u8; 48] {
     let mut place = [0; 48];
-    place[..40].copy_from_slice(&chunk_place(volume, name, chunk));
+    place[..40].copy_from_slice(&chunk_place(volume, name, at));
     place[40..].copy_from_slice(&(name.serial >> ATTEMPT_BITS).to_le_bytes());
     place
 }
 
-fn chunk_checksum(volume: &VolumeId, name: &PieceName, chunk: u64, bytes: &[u8]) -> [u8; CHECKSUM] {
+fn chunk_checksum(volume: &VolumeId, name: &PieceName, at: u64, bytes: &[u8]) -> [u8; CHECKSUM] {
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
-    digest.update(&chunk_place(volume, name, chunk));
+    digest.update(&chunk_place(volume, name, at));
     digest.update(bytes);
     (digest.finalize() as u32).to_le_bytes()
 }
 
-/// Seals the chunks of a piece, each once.
+/// Seals the chunks of a piece and its index, each once.
 #[derive(Debug)]
 pub(crate) struct ChunkSealer {
     volume: VolumeId,
@@ -317,10 +340,19 @@ impl ChunkSealer {
 
     /// Seals the chunk of this number, as it is in the object.
     pub fn seal(&self, number: usize, bytes: &[u8]) -> Data {
+        self.seal_at(number as u32, at_chunk(&self.name, (number * CHUNK) as u64), bytes)
+    }
+
+    /// Seals the index.
+    pub fn seal_index(&self, bytes: &[u8]) -> Data {
+        self.seal_at(INDEX, at_index(&self.name), bytes)
+    }
+
+    fn seal_at(&self, number: u32, at: u64, bytes: &[u8]) -> Data {
         let mut buffer = Buffer::new(bytes.len() + SEAL);
         buffer.append(bytes);
-        let place = sealed_place(&self.volume, &self.name, (number * CHUNK) as u64);
-        let nonce = self.nonces.of(number as u32);
+        let place = sealed_place(&self.volume, &self.name, at);
+        let nonce = self.nonces.of(number);
         let tag = self.key.seal(&nonce, &place, buffer.filled_mut());
         buffer.append(&nonce);
         buffer.append(&tag);
@@ -330,35 +362,51 @@ impl ChunkSealer {
     /// Opens the chunk of this number, which [`seal`](Self::seal) has returned.
     pub fn open(&self, number: usize, sealed: &[u8]) -> Data {
         let mut buffer = Buffer::copy_of(sealed);
-        let chunk = (number * CHUNK) as u64;
-        let bytes = open_chunk(&self.volume, &self.name, &self.key, chunk, buffer.filled_mut());
+        let at = at_chunk(&self.name, (number * CHUNK) as u64);
+        let bytes = verified(&self.volume, &self.name, Some(&self.key), at, buffer.filled_mut());
         let length = bytes.expect("memory has what was sealed").len();
         buffer.freeze().slice(0..length)
     }
 }
 
-/// Bytes of a sealed chunk, opened in place; `None` if it wasn't sealed so.
-fn open_chunk<'b>(
+/// Bytes of a chunk or an index, before its checksum, or opened in place with a key; `None` if they aren't
+/// those that were written there.
+fn verified<'b>(
     volume: &VolumeId,
     name: &PieceName,
-    key: &Sealer,
-    chunk: u64,
-    sealed: &'b mut [u8],
+    key: Option<&Sealer>,
+    at: u64,
+    part: &'b mut [u8],
 ) -> Option<&'b [u8]> {
-    let (rest, tag) = sealed.split_last_chunk_mut::<TAG>()?;
+    let Some(key) = key else {
+        let (bytes, sum) = part.split_at_checked(part.len().checked_sub(CHECKSUM)?)?;
+        return (chunk_checksum(volume, name, at, bytes) == sum).then_some(bytes);
+    };
+    let (rest, tag) = part.split_last_chunk_mut::<TAG>()?;
     let (bytes, nonce) = rest.split_last_chunk_mut::<NONCE>()?;
-    key.open(nonce, &sealed_place(volume, name, chunk), bytes, tag).then_some(&*bytes)
+    key.open(nonce, &sealed_place(volume, name, at), bytes, tag).then_some(&*bytes)
 }
 
-/// Contents of the object of a piece. Each chunk but the last one has [`CHUNK`] bytes, before they were
-/// sealed; they aren't copied.
-pub(crate) fn piece_object(volume: &VolumeId, name: &PieceName, chunks: &[Data], is_sealed: bool) -> Payload {
-    let stored: usize = chunks.iter().map(|chunk| chunk.len()).sum();
-    let length = stored - if is_sealed { SEAL * chunks.len() } else { 0 };
+/// Contents of the object of a piece with `length` bytes. Each chunk but the last one has [`CHUNK`] of them,
+/// before they were compressed and sealed; they aren't copied. A compressed piece has an index, sealed as its
+/// chunks.
+pub(crate) fn piece_object(
+    volume: &VolumeId,
+    name: &PieceName,
+    length: u64,
+    (index, chunks): (Option<&Data>, &[Data]),
+    is_sealed: bool,
+) -> Payload {
+    let (version, flags) = match (index, is_sealed) {
+        (None, true) => (SEALED_PIECE_VERSION, SEALED),
+        (None, false) => (PIECE_VERSION, 0),
+        (Some(_), true) => (COMPRESSED_PIECE_VERSION, COMPRESSED | SEALED),
+        (Some(_), false) => (COMPRESSED_PIECE_VERSION, COMPRESSED),
+    };
     let mut writer = Writer::default();
     writer.put(PIECE_MAGIC);
-    writer.u32(if is_sealed { SEALED_PIECE_VERSION } else { PIECE_VERSION });
-    writer.u32(if is_sealed { SEALED } else { 0 });
+    writer.u32(version);
+    writer.u32(flags);
     writer.put(volume);
     writer.u32(name.zone);
     writer.u32(name.epoch);
@@ -366,15 +414,43 @@ pub(crate) fn piece_object(volume: &VolumeId, name: &PieceName, chunks: &[Data],
     writer.u64(name.offset);
     writer.u32(length as u32);
     writer.u32(checksum(&writer.0));
-    let mut payload = Payload::with_capacity(1 + 2 * chunks.len());
+    let mut payload = Payload::with_capacity(3 + 2 * chunks.len());
     payload.push(Data::copy_of(&writer.0));
-    for (number, chunk) in (0_u64..).zip(chunks) {
-        payload.push(chunk.clone());
+    let mut add = |at: u64, part: &Data| {
+        payload.push(part.clone());
         if !is_sealed {
-            payload.push(Data::copy_of(&chunk_checksum(volume, name, number * CHUNK as u64, chunk)));
+            payload.push(Data::copy_of(&chunk_checksum(volume, name, at, part)));
         }
+    };
+    index.iter().for_each(|index| add(at_index(name), index));
+    for (number, chunk) in (0_u64..).zip(chunks) {
+        add(at_chunk(name, number * CHUNK as u64), chunk);
     }
     payload
+}
+
+/// Index of a compressed piece, from the first bytes of its object.
+///
+/// # Errors
+/// [`Error::Corrupt`] for other bytes than those that were written there.
+pub(crate) fn open_index(
+    volume: &VolumeId,
+    name: &PieceName,
+    size: Size,
+    key: Option<&Sealer>,
+    object: &mut [u8],
+) -> Result<Index> {
+    let is_sealed = key.is_some();
+    let part = object.get_mut(PIECE_HEADER..head_length(size.length, is_sealed));
+    let bytes = part.and_then(|part| verified(volume, name, key, at_index(name), part));
+    let what = if is_sealed { "seal" } else { "checksum" };
+    let bytes = bytes.ok_or_else(|| {
+        Error::corrupt(format!(
+            "its index, of the {} bytes with byte {} of zone {}, has another {what} than was written there",
+            size.length, name.offset, name.zone
+        ))
+    })?;
+    Index::decode(bytes, size, is_sealed)
 }
 
 /// Range of whole chunks of a piece that has some wanted bytes.
@@ -389,23 +465,27 @@ pub(crate) struct ChunkRange {
     wanted: Range<usize>,
 }
 
-/// Chunks of a piece of `length` bytes with the bytes `wanted` of it, which aren't empty.
+impl ChunkRange {
+    /// Returns these bytes of an object, whose first chunk begins at byte `first` of the piece.
+    pub fn new(at: u64, bytes: usize, first: u64, wanted: Range<u64>) -> ChunkRange {
+        let wanted = (wanted.start - first) as usize..(wanted.end - first) as usize;
+        ChunkRange { at, bytes, first, wanted }
+    }
+}
+
+/// Chunks of a piece of `length` bytes, without compression, with the bytes `wanted` of it, which aren't
+/// empty.
 pub(crate) fn chunk_range(length: u64, wanted: Range<u64>, is_sealed: bool) -> ChunkRange {
     let chunk = CHUNK as u64;
     let first = wanted.start / chunk * chunk;
     let end = wanted.end.next_multiple_of(chunk).min(length);
     let trailer = trailer(is_sealed) as u64;
     let at = |offset: u64| PIECE_HEADER as u64 + offset + trailer * offset.div_ceil(chunk);
-    ChunkRange {
-        at: at(first),
-        bytes: (at(end) - at(first)) as usize,
-        first,
-        wanted: (wanted.start - first) as usize..(wanted.end - first) as usize,
-    }
+    ChunkRange::new(at(first), (at(end) - at(first)) as usize, first, wanted)
 }
 
 /// Verifies the chunks of a range, and passes the wanted bytes on, in order. With a key the chunks are
-/// opened, in place.
+/// opened, in place, and with the index of a compressed piece those that are compressed are decompressed.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for other bytes than those that were written there.
@@ -413,28 +493,37 @@ pub(crate) fn verify(
     volume: &VolumeId,
     name: &PieceName,
     range: &ChunkRange,
-    key: Option<&Sealer>,
+    (index, key): (Option<&Index>, Option<&Sealer>),
     object: &mut [u8],
     mut take: impl FnMut(&[u8]),
 ) -> Result<()> {
-    let mut at = 0;
-    for part in object.chunks_mut(CHUNK + trailer(key.is_some())) {
-        let (length, chunk) = (part.len(), range.first + at as u64);
-        let verified = match key {
-            Some(key) => open_chunk(volume, name, key, chunk, part),
-            None => {
-                let (bytes, sum) = part.split_at(length.saturating_sub(CHECKSUM));
-                (chunk_checksum(volume, name, chunk, bytes) == sum).then_some(bytes)
-            }
+    let (mut at, mut rest, mut decompressed) = (0, object, Vec::new());
+    while !rest.is_empty() {
+        let chunk = range.first + at as u64;
+        let (span, whole) = match index {
+            Some(index) => index.chunk(chunk as usize / CHUNK),
+            None => (CHUNK + trailer(key.is_some()), 0),
         };
-        let bytes = verified.ok_or_else(|| {
+        let (part, after) = rest.split_at_mut(span.min(rest.len()));
+        rest = after;
+        let (length, chunk_at) = (part.len(), at_chunk(name, chunk));
+        let mut bytes = verified(volume, name, key, chunk_at, part).ok_or_else(|| {
             Error::corrupt(format!(
-                "the {length} bytes with byte {} of zone {} have another {} than those that were written there",
-                name.offset + chunk,
+                "the {length} bytes with byte {chunk_at} of zone {} have another {} than those that were written there",
                 name.zone,
                 if key.is_some() { "seal" } else { "checksum" }
             ))
         })?;
+        if bytes.len() < whole {
+            decompressed.resize(whole, 0);
+            if !decompress(bytes, &mut decompressed) {
+                return Err(Error::corrupt(format!(
+                    "the {length} bytes with byte {chunk_at} of zone {} aren't {whole} compressed ones",
+                    name.zone
+                )));
+            }
+            bytes = &decompressed;
+        }
         let from = range.wanted.start.clamp(at, at + bytes.len()) - at;
         let to = range.wanted.end.clamp(at, at + bytes.len()) - at;
         take(&bytes[from..to]);
@@ -458,6 +547,7 @@ mod tests {
             number: 17,
             kind: Kind::Delta,
             is_clean: true,
+            is_compressed: false,
             link: 4,
             time: 1_700_000_000_000,
             body: b"changes".to_vec(),
@@ -491,6 +581,11 @@ mod tests {
         }
         other[8] = 1;
         assert_eq!(decode(&with_checksum(&other), 3, 17).unwrap(), manifest());
+        let compressed = Manifest { is_compressed: true, ..manifest() };
+        let mut bytes = compressed.encode(None);
+        assert_eq!((bytes[12], decode(&bytes, 3, 17).unwrap()), (4, compressed));
+        bytes[8] = 1;
+        assert!(matches!(decode(&with_checksum(&bytes), 3, 17), Err(Error::Unsupported(_))));
     }
 
     /// Runs a test in a simulated world, which has the source of random bits.
@@ -579,7 +674,7 @@ mod tests {
             let mut bytes = vec![0; length];
             random.fill(&mut bytes);
             let chunks: Vec<Data> = bytes.chunks(CHUNK).map(Data::copy_of).collect();
-            let object = piece_object(&[1; 16], &name, &chunks, false).to_data();
+            let object = piece_object(&[1; 16], &name, length as u64, (None, &chunks), false).to_data();
             assert_eq!(object.len() as u64, object_length(length as u64, false));
             for _ in 0..50 {
                 let start = random.below(length as u64);
@@ -589,7 +684,9 @@ mod tests {
                 let mut found = Vec::new();
                 let read = |part: &[u8], name: &PieceName, found: &mut Vec<u8>| {
                     let mut part = part.to_vec();
-                    verify(&[1; 16], name, &range, None, &mut part, |bytes| found.extend_from_slice(bytes))
+                    verify(&[1; 16], name, &range, (None, None), &mut part, |bytes| {
+                        found.extend_from_slice(bytes)
+                    })
                 };
                 read(&part, &name, &mut found).unwrap();
                 assert_eq!(found, bytes[start as usize..end as usize]);
@@ -624,7 +721,7 @@ mod tests {
                             .enumerate()
                             .all(|(at, (chunk, sealed))| { sealer.open(at, sealed)[..] == *chunk })
                     );
-                    piece_object(&volume, &name, &chunks, true).to_data()
+                    piece_object(&volume, &name, length as u64, (None, &chunks), true).to_data()
                 };
                 let object = seal(&bytes);
                 assert_eq!(object.len() as u64, object_length(length as u64, true));
@@ -636,7 +733,7 @@ mod tests {
                     let read = |part: &[u8], name: &PieceName, key: &Sealer| {
                         let (mut part, mut found) = (part.to_vec(), Vec::new());
                         let take = |bytes: &[u8]| found.extend_from_slice(bytes);
-                        verify(&volume, name, &range, Some(key), &mut part, take).map(|()| found)
+                        verify(&volume, name, &range, (None, Some(key)), &mut part, take).map(|()| found)
                     };
                     assert_eq!(read(&part, &name, &key).unwrap(), bytes[start as usize..end as usize]);
                     // The number of the attempt isn't a part of the place.

@@ -1,7 +1,8 @@
 //! Bytes of an open zone that aren't uploaded yet, in chunks.
 
+use crate::compression::{Compressor, Index, chunk_length, decompress};
 use crate::format::{CHUNK, ChunkSealer};
-use block::Data;
+use block::{Buffer, Data};
 use runtime::sync::Permit;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -11,11 +12,12 @@ use std::rc::Rc;
 pub(crate) struct Gather {
     /// Offset in the zone.
     pub offset: u64,
-    /// Sealed if there is a sealer.
+    /// Compressed if there is a compressor, and then sealed if there is a sealer.
     chunks: Vec<Data>,
     /// Bytes after the last whole chunk.
     rest: Vec<u8>,
     memory: Vec<Rc<Permit>>,
+    compressor: Option<Rc<Compressor>>,
     sealer: Option<ChunkSealer>,
 }
 
@@ -26,16 +28,20 @@ pub(crate) struct Sealed {
     pub offset: u64,
     /// Number of bytes.
     pub length: u64,
-    /// Each but the last one has [`CHUNK`] bytes, before it was sealed.
+    /// Each but the last one has [`CHUNK`] bytes, before it was compressed and sealed.
     pub chunks: Vec<Data>,
+    /// Index of the chunks, if some are compressed; sealed as they are.
+    pub index: Option<Data>,
+    /// Bytes of the object of a compressed piece; 0 without compression.
+    pub compressed: u32,
     _memory: Vec<Rc<Permit>>,
     sealer: Option<ChunkSealer>,
 }
 
 impl Gather {
-    /// Returns an empty one, whose chunks are sealed as soon as they are whole.
-    pub fn new(offset: u64, sealer: Option<ChunkSealer>) -> Gather {
-        Gather { offset, chunks: Vec::new(), rest: Vec::new(), memory: Vec::new(), sealer }
+    /// Returns an empty one, whose chunks are compressed and sealed as soon as they are whole.
+    pub fn new(offset: u64, compressor: Option<Rc<Compressor>>, sealer: Option<ChunkSealer>) -> Gather {
+        Gather { offset, chunks: Vec::new(), rest: Vec::new(), memory: Vec::new(), compressor, sealer }
     }
 
     /// Number of bytes.
@@ -56,8 +62,15 @@ impl Gather {
 
     fn end_chunk(&mut self) {
         let number = self.chunks.len();
-        let sealed = self.sealer.as_ref().map(|sealer| sealer.seal(number, &self.rest));
-        self.chunks.push(sealed.unwrap_or_else(|| Data::copy_of(&self.rest)));
+        let seal = |bytes: &[u8]| match &self.sealer {
+            Some(sealer) => sealer.seal(number, bytes),
+            None => Data::copy_of(bytes),
+        };
+        let chunk = match &self.compressor {
+            Some(compressor) => compressor.compress(&self.rest, seal),
+            None => seal(&self.rest),
+        };
+        self.chunks.push(chunk);
         self.rest.clear();
     }
 
@@ -73,12 +86,18 @@ impl Gather {
             self.end_chunk();
         }
         let Gather { offset, chunks, memory, sealer, .. } = self;
-        Sealed { offset, length, chunks, _memory: memory, sealer }
+        let (mut index, mut compressed) = (None, 0);
+        if let Some(of) = Index::of(length, &chunks, sealer.is_some()) {
+            let bytes = of.encode();
+            index = Some(sealer.as_ref().map_or_else(|| Data::copy_of(&bytes), |to| to.seal_index(&bytes)));
+            compressed = of.object_length() as u32;
+        }
+        Sealed { offset, length, chunks, index, compressed, _memory: memory, sealer }
     }
 
     /// The bytes from `from` on, at most `length`, relative to the start.
     pub fn slices(&self, from: u64, length: u64) -> Vec<Data> {
-        let mut slices = slices(&self.chunks, self.sealer.as_ref(), from, length);
+        let mut slices = slices(&self.chunks, u64::MAX, self.sealer.as_ref(), from, length);
         let whole = (self.chunks.len() * CHUNK) as u64;
         let (start, end) = (from.max(whole) - whole, (from + length).max(whole) - whole);
         let rest =
@@ -93,18 +112,31 @@ impl Gather {
 impl Sealed {
     /// As [`Gather::slices`].
     pub fn slices(&self, from: u64, length: u64) -> Vec<Data> {
-        slices(&self.chunks, self.sealer.as_ref(), from, length)
+        slices(&self.chunks, self.length, self.sealer.as_ref(), from, length)
     }
 }
 
-fn slices(chunks: &[Data], sealer: Option<&ChunkSealer>, from: u64, length: u64) -> Vec<Data> {
+/// A chunk of this number, of a piece of `whole` bytes, as it was appended.
+fn appended(chunk: &Data, number: usize, whole: u64, sealer: Option<&ChunkSealer>) -> Data {
+    let chunk = sealer.map_or_else(|| chunk.clone(), |sealer| sealer.open(number, chunk));
+    let length = chunk_length(whole, number);
+    if chunk.len() == length {
+        return chunk;
+    }
+    let mut buffer = Buffer::zeroed(length);
+    assert!(decompress(&chunk, buffer.filled_mut()), "memory has what was compressed");
+    buffer.freeze()
+}
+
+/// Bytes of the chunks of a piece of `whole` bytes.
+fn slices(chunks: &[Data], whole: u64, sealer: Option<&ChunkSealer>, from: u64, length: u64) -> Vec<Data> {
     let (mut from, mut left) = (from as usize, length as usize);
     let mut slices = Vec::new();
     for (number, chunk) in chunks.iter().enumerate().skip(from / CHUNK) {
         if left == 0 {
             break;
         }
-        let chunk = sealer.map_or_else(|| chunk.clone(), |sealer| sealer.open(number, chunk));
+        let chunk = appended(chunk, number, whole, sealer);
         let start = (from % CHUNK).min(chunk.len());
         let end = chunk.len().min(start + left);
         if start < end {
@@ -176,17 +208,21 @@ mod tests {
         let name = crate::names::PieceName { zone: 1, generation: 1, epoch: 1, offset: 0, serial: 0 };
         let key = Rc::new(crate::seal::Sealer::new(&[1; crate::seal::KEY]));
         let test = || async move {
-            check_reads(None);
-            check_reads(Some(ChunkSealer::new([1; 16], name, key)));
+            for compressor in [None, Some(Rc::new(Compressor::new()))] {
+                check_reads(compressor.clone(), None);
+                check_reads(compressor, Some(ChunkSealer::new([1; 16], name, key.clone())));
+            }
         };
         runtime::simulate(runtime::Simulation::new(1), test).unwrap();
     }
 
-    fn check_reads(sealer: Option<ChunkSealer>) {
+    fn check_reads(compressor: Option<Rc<Compressor>>, sealer: Option<ChunkSealer>) {
         let mut random = runtime::Random::new(3);
         let mut bytes = vec![0; 3 * CHUNK + 1000];
-        random.fill(&mut bytes);
-        let mut gather = Gather::new(0, sealer);
+        // A chunk that doesn't shrink, others that do, in part or as a whole.
+        random.fill(&mut bytes[..CHUNK + 5000]);
+        let is_compressed = compressor.is_some();
+        let mut gather = Gather::new(0, compressor, sealer);
         let mut at = 0;
         while at < bytes.len() {
             let end = bytes.len().min(at + 1 + random.below(2 * CHUNK as u64) as usize);
@@ -208,6 +244,7 @@ mod tests {
         check(&|from, length| gather.slices(from, length));
         let sealed = gather.seal();
         assert_eq!(sealed.length, bytes.len() as u64);
+        assert_eq!((sealed.index.is_some(), sealed.compressed > 0), (is_compressed, is_compressed));
         check(&|from, length| sealed.slices(from, length));
     }
 }

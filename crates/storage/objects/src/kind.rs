@@ -1,5 +1,6 @@
 //! Declaration of zones in an object store for stacks.
 
+use crate::compression::{self, Compression};
 use crate::core::Settings;
 use crate::encryption::Encryption;
 use crate::key_store;
@@ -101,6 +102,12 @@ pub const KIND: Kind = Kind {
         Key::optional("close_limit", ValueKind::Duration, "time limit of a close whose store doesn't answer")
             .or("60s"),
         Key::optional("merge", ValueKind::Bool, "merge small pieces in the background").or("true"),
+        Key::optional(
+            "compression",
+            ValueKind::Choice(&compression::NAMES),
+            "compression of new objects; each says how it is stored",
+        )
+        .or("none"),
     ],
     messages: crate::message::Message::FORMS,
     metrics: &[METRICS],
@@ -129,6 +136,11 @@ const METRICS: &[Metric] = &[
         .if_word("waiting for the store"),
     Metric::gauge("pieces", "object_pieces", "Objects with data that zones have"),
     Metric::gauge("stored_bytes", "object_stored_bytes", "Bytes of zones in the object store"),
+    Metric::gauge(
+        "object_bytes",
+        "object_compressed_bytes",
+        "Bytes of the objects with data of zones, after compression",
+    ),
     Metric::gauge("unsaved_bytes", "object_unsaved_bytes", "Appended bytes that aren't uploaded"),
     Metric::gauge(
         "zones_without_key",
@@ -173,6 +185,7 @@ fn settings(arguments: &Arguments) -> Result<Settings> {
         grace: arguments.duration("grace")?,
         close_limit: arguments.duration("close_limit")?,
         merge: arguments.boolean("merge")?,
+        compression: Compression::from_name(arguments.choice("compression")?),
     })
 }
 

@@ -217,6 +217,7 @@ impl ManifestLog {
         let number = self.position.get().number + 1;
         let mut manifest = self.identity.manifest(number, Kind::Delta, link, encode_changes(changes));
         manifest.is_clean = is_clean;
+        manifest.is_compressed = changes.iter().any(Change::is_compressed);
         let bytes = self.manifests.encode(&manifest);
         self.create(&manifest, &bytes).await?;
         self.linked.set(link);

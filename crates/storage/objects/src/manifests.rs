@@ -1,6 +1,7 @@
 //! Manifests in the bucket: numbered objects that are created only if they are absent.
 
 use crate::format::{Kind, Manifest, VolumeId, Writers};
+use crate::indexes::Indexes;
 use crate::names::{Name, Names};
 use crate::seal::Keys;
 use block::{Data, Error, Result};
@@ -60,6 +61,8 @@ pub(crate) struct Manifests {
     pub names: Names,
     /// Keys of an encrypted volume.
     pub keys: Option<Rc<Keys>>,
+    /// Indexes of compressed pieces, for all states that are read.
+    pub indexes: Indexes,
 }
 
 /// Present time, in milliseconds since 1970.
@@ -82,6 +85,7 @@ impl Identity {
             number,
             kind,
             is_clean: false,
+            is_compressed: false,
             link,
             time: now(),
             body,

@@ -259,7 +259,13 @@ mod tests {
         let mut offset = 0;
         let piece = |(serial, length): (usize, u64)| {
             offset += length;
-            Piece { offset: offset - length, length: length as u32, epoch: 1, serial: serial as u64 }
+            Piece {
+                offset: offset - length,
+                length: length as u32,
+                compressed: 0,
+                epoch: 1,
+                serial: serial as u64,
+            }
         };
         lengths.into_iter().enumerate().map(piece).collect()
     }
@@ -270,8 +276,9 @@ mod tests {
         runs.sort_by_key(|run| std::cmp::Reverse(run.first));
         for run in &runs {
             assert!(run.length <= target && run.pieces >= MIN_PIECES, "{run:?}");
-            let piece = Piece { offset: run.offset, length: run.length as u32, epoch: 2, serial: 0 };
-            assert_eq!(pieces[run.first].offset, run.offset);
+            let piece =
+                Piece { offset: run.offset, length: run.length as u32, compressed: 0, epoch: 2, serial: 0 };
+            assert_eq!({ pieces[run.first].offset }, run.offset);
             pieces.splice(run.first..run.first + run.pieces, [piece]);
         }
         runs.len()

@@ -22,6 +22,7 @@ pub use survey::Count;
 use crate::core::{Core, Settings};
 use crate::encryption::{self, Encryption};
 use crate::format::Writers;
+use crate::indexes::Indexes;
 use crate::looking::{Looked, look};
 use crate::manifests::{Identity, Manifests};
 use crate::names::Names;
@@ -51,7 +52,12 @@ impl Volume {
     pub fn new(options: Options) -> Result<Volume> {
         let Options { store, prefix, writer, settings, encryption, .. } = options;
         let keys = encryption::keys_of_manifests(encryption.as_ref())?;
-        let manifests = Manifests { names: Names::new(&prefix)?, store: Store::new(store)?, keys };
+        let manifests = Manifests {
+            names: Names::new(&prefix)?,
+            store: Store::new(store)?,
+            keys,
+            indexes: Indexes::default(),
+        };
         Ok(Volume { manifests, settings, writer, encryption })
     }
 

@@ -585,6 +585,7 @@ pub(crate) async fn claim_found(
     let identity = Identity { volume, epoch, writer };
     let claim = claim(manifests, &identity, token).await?;
     let mut base = identity.manifest(1, Kind::Base, 1, table.encode());
+    base.is_compressed = table.stored().has_compressed();
     let bytes = manifests.encode(&base);
     base.body = Vec::new();
     if let Created::Others(other) = manifests.create(&base, &bytes).await? {

@@ -4,6 +4,7 @@
 use crate::KIND;
 use crate::core::{Core, Settings};
 use crate::encryption::{self, Encryption};
+use crate::indexes::Indexes;
 use crate::key_store::KeyStore;
 use crate::manifests::Manifests;
 use crate::message::Message;
@@ -84,7 +85,7 @@ impl ObjectsPart {
         }
         let new = format.map(|new| NewZones { zones: new.zones, zone_size: new.zone_size });
         let erase = encryption.as_ref().map_or(EraseGuarantee::None, Encryption::guarantee);
-        let manifests = Manifests { store, names, keys };
+        let manifests = Manifests { store, names, keys, indexes: Indexes::default() };
         let existing = Existing { zones: expected, encryption, secrets };
         let volume = Volume::find(manifests, writer, new, existing, settings).await?;
         let geometry = settings.geometry(volume.zones.zones, volume.zones.zone_size)?;
@@ -140,7 +141,7 @@ pub(crate) fn requests(counts: &Counts) -> Status {
 
 /// Status of the zones, on their home shard.
 fn status(core: &Core) -> Status {
-    let (pieces, bytes) = core.log.with_table(Table::stored);
+    let stored = core.log.with_table(Table::stored);
     let (open, active) = core.active();
     let failure = core.log.check().err();
     let state = match () {
@@ -161,8 +162,10 @@ fn status(core: &Core) -> Status {
         "encryption": if core.is_encrypted() { "XAES-256-GCM" } else { "none" },
         "erase": core.geometry().erase.to_string(),
         "zones_without_key": core.key_store().map(KeyStore::lost),
-        "pieces": pieces,
-        "stored_bytes": bytes,
+        "compression": core.settings().compression.name(),
+        "pieces": stored.pieces,
+        "stored_bytes": stored.bytes,
+        "object_bytes": stored.object_bytes(core.is_encrypted()),
         "unsaved_bytes": core.unsaved(),
         "garbage_objects": core.garbage.waiting(),
         "deleted_objects": core.garbage.deleted(),

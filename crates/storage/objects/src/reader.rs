@@ -13,6 +13,7 @@
 use crate::KIND;
 use crate::core::{Core, Settings};
 use crate::encryption;
+use crate::indexes::Indexes;
 use crate::key_store::KeyStore;
 use crate::manifests::{Manifests, age_of};
 use crate::names::Names;
@@ -88,7 +89,12 @@ impl ReaderPart {
     pub async fn open(options: Options, interval: Duration) -> Result<ReaderPart> {
         let Options { store, prefix, expected, settings, encryption, .. } = options;
         let keys = encryption::keys(encryption.as_ref())?;
-        let manifests = Manifests { names: Names::new(&prefix)?, store: Store::new(store)?, keys };
+        let manifests = Manifests {
+            names: Names::new(&prefix)?,
+            store: Store::new(store)?,
+            keys,
+            indexes: Indexes::default(),
+        };
         let found = Readable::find(&manifests, encryption.as_ref()).await?;
         let found = found.ok_or_else(|| opening::none(&manifests))?;
         check_expected(expected, &found.looked.table)?;
@@ -160,7 +166,7 @@ impl Reader {
     fn status(&self) -> Status {
         let state = self.state.borrow();
         let (looked, counts) = (&state.found.looked, self.manifests.store.counts());
-        let (pieces, bytes) = looked.table.stored();
+        let stored = looked.table.stored();
         let value = json!({
             "state": "reading",
             "error": self.error.borrow().as_ref().map(ToString::to_string),
@@ -173,8 +179,9 @@ impl Reader {
             "zone_size": looked.table.zone_size,
             "encryption": if self.manifests.is_encrypted() { "XAES-256-GCM" } else { "none" },
             "zones_without_key": state.found.secrets.as_deref().map(KeyStore::lost),
-            "pieces": pieces,
-            "stored_bytes": bytes,
+            "pieces": stored.pieces,
+            "stored_bytes": stored.bytes,
+            "object_bytes": stored.object_bytes(self.manifests.is_encrypted()),
         });
         let mut status = value.as_object().cloned().unwrap_or_default();
         status.retain(|_, value: &mut Value| !value.is_null());

@@ -9,6 +9,7 @@
 //!
 //! Left to others: manifests (`format`), and what is appended and not in a manifest yet (`core`).
 
+use crate::compression::Size;
 use crate::names::PieceName;
 use block::{Error, Result};
 use std::ops::Range;
@@ -19,13 +20,76 @@ pub(crate) const MAX_ZONES: u32 = 1 << 20;
 /// Largest zone, in bytes: offsets have twelve hexadecimal digits in keys.
 pub(crate) const MAX_ZONE_SIZE: u64 = 1 << 40;
 
-/// Stored bytes of a zone: an object.
+/// Bit of a length in a base: that of the compressed object follows.
+const COMPRESSED: u32 = 1 << 31;
+
+/// Stored bytes of a zone: an object. Without padding, as a volume has many of them in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(Rust, packed(4))]
 pub(crate) struct Piece {
     pub offset: u64,
     pub length: u32,
+    /// Bytes of the object of a compressed piece; 0 without compression.
+    pub compressed: u32,
     pub epoch: u32,
     pub serial: u64,
+}
+
+impl Piece {
+    /// Bytes of the piece and of its object.
+    pub fn size(&self) -> Size {
+        Size { length: self.length.into(), compressed: self.compressed }
+    }
+}
+
+/// Sums of pieces.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Sums {
+    /// Number of pieces, and their bytes.
+    pub pieces: u64,
+    pub bytes: u64,
+    /// Number of those that are compressed.
+    compressed: u64,
+    /// Bytes of all objects without encryption, and with it.
+    objects: [u64; 2],
+}
+
+impl Sums {
+    fn of(pieces: &[Piece]) -> Sums {
+        let mut sums = Sums::default();
+        pieces.iter().for_each(|piece| sums.add(piece));
+        sums
+    }
+
+    fn add(&mut self, piece: &Piece) {
+        let size = piece.size();
+        self.pieces += 1;
+        self.bytes = self.bytes.saturating_add(size.length);
+        self.compressed += u64::from(size.is_compressed());
+        for (sum, is_sealed) in self.objects.iter_mut().zip([false, true]) {
+            *sum = sum.saturating_add(size.object(is_sealed));
+        }
+    }
+
+    fn remove(&mut self, pieces: &[Piece]) {
+        let removed = Sums::of(pieces);
+        self.pieces -= removed.pieces;
+        self.bytes -= removed.bytes;
+        self.compressed -= removed.compressed;
+        for (sum, removed) in self.objects.iter_mut().zip(removed.objects) {
+            *sum -= removed;
+        }
+    }
+
+    /// Whether some are compressed.
+    pub fn has_compressed(&self) -> bool {
+        self.compressed > 0
+    }
+
+    /// Bytes of the objects.
+    pub fn object_bytes(&self, is_sealed: bool) -> u64 {
+        self.objects[usize::from(is_sealed)]
+    }
 }
 
 /// State of a zone in the table.
@@ -85,17 +149,22 @@ impl Entry {
 /// Change of a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// A piece of the writer's epoch follows those of the zone.
-    Piece { zone: u32, offset: u64, length: u32, serial: u64 },
+    /// A piece of the writer's epoch follows those of the zone. `compressed` as in [`Piece`].
+    Piece { zone: u32, offset: u64, length: u32, compressed: u32, serial: u64 },
     /// The zone has another state.
     State { zone: u32, state: State },
     /// The zone is empty, in a new generation.
     Reset { zone: u32, generation: u64 },
     /// A piece of the writer's epoch has the bytes of several consecutive ones, and replaces them.
-    Merge { zone: u32, offset: u64, length: u32, serial: u64 },
+    Merge { zone: u32, offset: u64, length: u32, compressed: u32, serial: u64 },
 }
 
 impl Change {
+    /// Whether it names a compressed piece.
+    pub fn is_compressed(&self) -> bool {
+        matches!(self, Change::Piece { compressed: 1.., .. } | Change::Merge { compressed: 1.., .. })
+    }
+
     /// Zone that is changed.
     pub fn zone(&self) -> u32 {
         let (Change::Piece { zone, .. }
@@ -111,8 +180,7 @@ impl Change {
 pub(crate) struct Table {
     pub zone_size: u64,
     pub zones: Vec<Entry>,
-    /// Number of pieces, and their bytes.
-    stored: (u64, u64),
+    stored: Sums,
     /// Whether the last change was a clean stop.
     pub is_clean: bool,
 }
@@ -137,7 +205,12 @@ impl Table {
                 "zones of {zone_size} bytes: expected a multiple of 512 bytes, up to 1 TiB"
             )));
         }
-        Ok(Table { zone_size, zones: vec![Entry::new(); zones as usize], stored: (0, 0), is_clean: true })
+        Ok(Table {
+            zone_size,
+            zones: vec![Entry::new(); zones as usize],
+            stored: Sums::default(),
+            is_clean: true,
+        })
     }
 
     /// Names of the pieces of a zone.
@@ -180,8 +253,8 @@ impl Table {
         })
     }
 
-    /// Number of pieces, and their bytes.
-    pub fn stored(&self) -> (u64, u64) {
+    /// Sums of all pieces.
+    pub fn stored(&self) -> Sums {
         self.stored
     }
 
@@ -204,14 +277,17 @@ impl Table {
         let entry = self.zones.get_mut(zone as usize);
         let entry = entry.ok_or_else(|| strange(zone, &format!("of {count}")))?;
         match *change {
-            Change::Piece { offset, length, serial, .. } => {
-                let follows = offset == entry.end() && length > 0 && offset + u64::from(length) <= zone_size;
+            Change::Piece { offset, length, compressed, serial, .. } => {
+                let follows = offset == entry.end()
+                    && (1..COMPRESSED).contains(&length)
+                    && offset + u64::from(length) <= zone_size;
                 if !follows || !matches!(entry.state, State::Empty | State::Begun) {
                     return Err(strange(zone, &format!("by {length} bytes at {offset}")));
                 }
-                entry.pieces.push(Piece { offset, length, epoch, serial });
+                let piece = Piece { offset, length, compressed, epoch, serial };
+                entry.pieces.push(piece);
                 entry.state = State::Begun;
-                self.stored = (self.stored.0 + 1, self.stored.1 + u64::from(length));
+                self.stored.add(&piece);
             }
             Change::State { state, .. } => {
                 let fits = match state {
@@ -232,16 +308,18 @@ impl Table {
                         &format!("from generation {} to {generation}", entry.generation),
                     ));
                 }
-                let removed = (entry.pieces.len() as u64, entry.end());
-                self.stored = (self.stored.0 - removed.0, self.stored.1 - removed.1);
+                self.stored.remove(&entry.pieces);
                 *entry = Entry { generation, ..Entry::new() };
             }
-            Change::Merge { offset, length, serial, .. } => {
-                let Some(merged) = entry.covered(offset, length) else {
+            Change::Merge { offset, length, compressed, serial, .. } => {
+                let merged = entry.covered(offset, length).filter(|_| length < COMPRESSED);
+                let Some(merged) = merged else {
                     return Err(strange(zone, &format!("by a merge of {length} bytes at {offset}")));
                 };
-                self.stored.0 -= merged.len() as u64 - 1;
-                entry.pieces.splice(merged, [Piece { offset, length, epoch, serial }]);
+                let piece = Piece { offset, length, compressed, epoch, serial };
+                self.stored.remove(&entry.pieces[merged.clone()]);
+                self.stored.add(&piece);
+                entry.pieces.splice(merged, [piece]);
                 if entry.pieces.capacity() > 2 * entry.pieces.len() {
                     entry.pieces.shrink_to_fit();
                 }
@@ -263,7 +341,12 @@ impl Table {
             writer.u8(entry.state.code());
             writer.u32(entry.pieces.len() as u32);
             for piece in &entry.pieces {
-                writer.u32(piece.length);
+                if piece.compressed > 0 {
+                    writer.u32(piece.length | COMPRESSED);
+                    writer.u32(piece.compressed);
+                } else {
+                    writer.u32(piece.length);
+                }
                 writer.u32(piece.epoch);
                 writer.u64(piece.serial);
             }
@@ -273,7 +356,7 @@ impl Table {
 
     /// Most bytes that [`encode`](Self::encode) may return.
     pub fn longest_encoding(&self) -> usize {
-        16 + 17 * self.zones.len() + 16 * self.stored.0 as usize
+        16 + 17 * self.zones.len() + (16 * self.stored.pieces + 4 * self.stored.compressed) as usize
     }
 
     /// Decodes a table.
@@ -291,18 +374,23 @@ impl Table {
                 State::from_code(reader.u8()?).ok_or_else(|| reader.strange("has an unknown state"))?;
             let mut entry = Entry { generation, state, pieces: Vec::new() };
             for _ in 0..reader.count(16)? {
-                let (length, epoch, serial) = (reader.u32()?, reader.u32()?, reader.u64()?);
+                let length = reader.u32()?;
+                let compressed = match length & COMPRESSED {
+                    0 => 0,
+                    _ => compressed_length(&mut reader)?,
+                };
+                let (length, epoch, serial) = (length & !COMPRESSED, reader.u32()?, reader.u64()?);
                 let offset = entry.end();
                 if length == 0 || offset + u64::from(length) > zone_size {
                     return Err(reader.strange("has a piece outside of its zone"));
                 }
-                entry.pieces.push(Piece { offset, length, epoch, serial });
+                let piece = Piece { offset, length, compressed, epoch, serial };
+                entry.pieces.push(piece);
+                table.stored.add(&piece);
             }
             if generation == 0 || (state == State::Empty && !entry.pieces.is_empty()) {
                 return Err(reader.strange("has a zone that can't be"));
             }
-            table.stored =
-                (table.stored.0 + entry.pieces.len() as u64, table.stored.1.saturating_add(entry.end()));
             let slot = table.zones.get_mut(zone as usize);
             let slot = slot.filter(|slot| **slot == Entry::new());
             *slot.ok_or_else(|| reader.strange("has a zone twice, or one that doesn't exist"))? = entry;
@@ -312,18 +400,33 @@ impl Table {
     }
 }
 
+/// Decodes the length of a compressed object.
+fn compressed_length(reader: &mut Reader<'_>) -> Result<u32> {
+    match reader.u32()? {
+        0 => Err(reader.strange("has a compressed object without bytes")),
+        bytes => Ok(bytes),
+    }
+}
+
+fn put_piece(writer: &mut Writer, zone: u32, offset: u64, (length, compressed): (u32, u32), serial: u64) {
+    writer.u32(zone);
+    writer.u64(offset);
+    writer.u32(length);
+    if compressed > 0 {
+        writer.u32(compressed);
+    }
+    writer.u64(serial);
+}
+
 /// Encodes changes, for a delta.
 pub(crate) fn encode_changes(changes: &[Change]) -> Vec<u8> {
     let mut writer = Writer::default();
     writer.u32(changes.len() as u32);
     for change in changes {
         match *change {
-            Change::Piece { zone, offset, length, serial } => {
-                writer.u8(1);
-                writer.u32(zone);
-                writer.u64(offset);
-                writer.u32(length);
-                writer.u64(serial);
+            Change::Piece { zone, offset, length, compressed, serial } => {
+                writer.u8(if compressed > 0 { 5 } else { 1 });
+                put_piece(&mut writer, zone, offset, (length, compressed), serial);
             }
             Change::State { zone, state } => {
                 writer.u8(2);
@@ -335,12 +438,9 @@ pub(crate) fn encode_changes(changes: &[Change]) -> Vec<u8> {
                 writer.u32(zone);
                 writer.u64(generation);
             }
-            Change::Merge { zone, offset, length, serial } => {
-                writer.u8(4);
-                writer.u32(zone);
-                writer.u64(offset);
-                writer.u32(length);
-                writer.u64(serial);
+            Change::Merge { zone, offset, length, compressed, serial } => {
+                writer.u8(if compressed > 0 { 6 } else { 4 });
+                put_piece(&mut writer, zone, offset, (length, compressed), serial);
             }
         }
     }
@@ -358,13 +458,21 @@ pub(crate) fn decode_changes(bytes: &[u8]) -> Result<Vec<Change>> {
         let kind = reader.u8()?;
         let zone = reader.u32()?;
         changes.push(match kind {
-            1 => Change::Piece { zone, offset: reader.u64()?, length: reader.u32()?, serial: reader.u64()? },
+            1 | 5 => {
+                let (offset, length) = (reader.u64()?, reader.u32()?);
+                let compressed = if kind == 5 { compressed_length(&mut reader)? } else { 0 };
+                Change::Piece { zone, offset, length, compressed, serial: reader.u64()? }
+            }
             2 => {
                 let state = State::from_code(reader.u8()?);
                 Change::State { zone, state: state.ok_or_else(|| reader.strange("has an unknown state"))? }
             }
             3 => Change::Reset { zone, generation: reader.u64()? },
-            4 => Change::Merge { zone, offset: reader.u64()?, length: reader.u32()?, serial: reader.u64()? },
+            4 | 6 => {
+                let (offset, length) = (reader.u64()?, reader.u32()?);
+                let compressed = if kind == 6 { compressed_length(&mut reader)? } else { 0 };
+                Change::Merge { zone, offset, length, compressed, serial: reader.u64()? }
+            }
             _ => return Err(reader.strange(&format!("has a change of the unknown kind {kind}"))),
         });
     }
@@ -377,7 +485,7 @@ mod tests {
     use super::*;
 
     fn piece(zone: u32, offset: u64, length: u32) -> Change {
-        Change::Piece { zone, offset, length, serial: offset }
+        Change::Piece { zone, offset, length, compressed: 0, serial: offset }
     }
 
     #[test]
@@ -403,7 +511,10 @@ mod tests {
             assert!(matches!(table.apply(&refused, 3), Err(Error::Corrupt(_))), "{refused:?}");
             assert_eq!(table, before);
         }
-        assert_eq!(table.stored(), (2, 1536));
+        assert_eq!((table.stored().pieces, table.stored().bytes), (2, 1536));
+        let mut large = Table::new(1, 1 << 40).unwrap();
+        assert!(large.apply(&piece(0, 0, 1 << 31), 3).is_err(), "a base has no bit for it");
+        assert!(large.apply(&piece(0, 0, 1 << 30), 3).is_ok());
         assert!(table.names(1).all(|name| table.has(&name)));
         assert!(!table.has(&PieceName { zone: 1, generation: 2, epoch: 3, offset: 0, serial: 0 }));
     }
@@ -414,11 +525,23 @@ mod tests {
         let changes = [
             piece(7, 0, 4096),
             piece(7, 4096, 8192),
+            Change::Piece { zone: 7, offset: 12288, length: 4096, compressed: 700, serial: 3 },
+            Change::Piece { zone: 9, offset: 0, length: 4096, compressed: 800, serial: 4 },
+            Change::Merge { zone: 7, offset: 4096, length: 12288, compressed: 900, serial: 5 },
             Change::State { zone: 8, state: State::Begun },
             Change::Reset { zone: 999, generation: 2 },
         ];
         changes.iter().for_each(|change| table.apply(change, 5).unwrap());
+        let sums = table.stored();
+        assert_eq!((sums.pieces, sums.bytes, sums.has_compressed()), (3, 20480, true));
+        assert_eq!(sums.object_bytes(false), 4096 + 64 + 4 + 800 + 900);
+        assert_eq!(sums.object_bytes(true), 4096 + 64 + 40 + 800 + 900);
         assert_eq!(Table::decode(&table.encode()).unwrap(), table);
+        let mut without = table.clone();
+        for zone in [7, 9] {
+            without.apply(&Change::Reset { zone, generation: 2 }, 6).unwrap();
+        }
+        assert_eq!(without.stored(), Sums::default());
         assert!(table.encode().len() <= table.longest_encoding());
         assert_eq!(decode_changes(&encode_changes(&changes)).unwrap(), changes);
         table.is_clean = false;
@@ -433,7 +556,9 @@ mod tests {
     #[test]
     fn arbitrary_bytes_are_refused_or_valid() {
         let mut table = Table::new(3, 1 << 20).unwrap();
-        let changes = [piece(0, 0, 4096), piece(2, 0, 512), Change::State { zone: 2, state: State::Full }];
+        let compressed = Change::Piece { zone: 2, offset: 512, length: 512, compressed: 99, serial: 1 };
+        let full = Change::State { zone: 2, state: State::Full };
+        let changes = [piece(0, 0, 4096), piece(2, 0, 512), compressed, full];
         changes.iter().for_each(|change| table.apply(change, 5).unwrap());
         let (bytes, delta) = (table.encode(), encode_changes(&changes));
         let mut random = runtime::Random::new(1);

@@ -2,6 +2,7 @@
 
 use super::Core;
 use crate::format::{ATTEMPT_BITS, ChunkSealer, VolumeId};
+use crate::gather::Gather;
 use crate::key_store::{Empty, KeyStore};
 use crate::names::PieceName;
 use crate::seal::{Keys, Sealer};
@@ -128,5 +129,10 @@ impl Core {
         // With what this writer has drawn.
         let name = PieceName { serial: self.uploads.next.get(), ..name };
         key.map(|key| ChunkSealer::new(self.log.identity().volume, name, key.clone()))
+    }
+
+    /// Bytes of a new piece from this offset on, compressed and sealed as they come.
+    pub(super) fn new_gather(&self, offset: u64, sealer: Option<ChunkSealer>) -> Gather {
+        Gather::new(offset, self.compressor.clone(), sealer)
     }
 }

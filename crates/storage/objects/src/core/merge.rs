@@ -77,6 +77,14 @@ struct Merge<'c> {
     key: Option<Rc<Sealer>>,
 }
 
+/// A run whose merged piece is stored.
+struct Merged {
+    run: Run,
+    attempt: Attempt,
+    /// Bytes of the object of a compressed piece; else 0.
+    compressed: u32,
+}
+
 /// Memory of a merged piece, which isn't that of appends.
 struct Held<'c>(&'c Core, u64);
 
@@ -136,7 +144,7 @@ impl Core {
 
     /// Notes that a user's piece was uploaded, and begins to merge if that pays.
     pub(super) fn uploaded(self: &Rc<Self>, bytes: u64) {
-        let pieces = self.log.with_table(|table| table.stored().0);
+        let pieces = self.log.with_table(|table| table.stored().pieces);
         self.merging.budget.borrow_mut().earn(bytes, pieces, self.merging.target);
         self.start_merging();
     }
@@ -233,7 +241,7 @@ impl Merge<'_> {
         let mut outcome = Ok(());
         for run in &self.job.runs {
             match self.merge(run).await {
-                Ok(attempt) => merged.push((*run, attempt)),
+                Ok(stored) => merged.push(stored),
                 Err(error) => {
                     outcome = Err(error);
                     break;
@@ -262,10 +270,10 @@ impl Merge<'_> {
     }
 
     /// As [`check`](Self::check), and ends the merge of a zone with other pieces.
-    fn check_runs(&self, merged: &[(Run, Attempt)]) -> Result<()> {
+    fn check_runs(&self, merged: &[Merged]) -> Result<()> {
         self.check()?;
         let has_run = |run: &Run, table: &Table| table.has_run(self.job.zone, run.offset, run.length as u32);
-        match self.core.log.with_table(|table| merged.iter().all(|(run, _)| has_run(run, table))) {
+        match self.core.log.with_table(|table| merged.iter().all(|merged| has_run(&merged.run, table))) {
             true => Ok(()),
             false => Err(cancelled("the zone has other pieces")),
         }
@@ -310,8 +318,8 @@ impl Merge<'_> {
         }
     }
 
-    /// Merges a run, and returns the attempt that has stored its piece.
-    async fn merge(&self, run: &Run) -> Result<Attempt> {
+    /// Merges a run, and stores its piece.
+    async fn merge(&self, run: &Run) -> Result<Merged> {
         let core = self.core;
         // Twice the length, so that appends needn't wait for it.
         self.turn(2 * run.length).await?;
@@ -325,7 +333,7 @@ impl Merge<'_> {
         // Before the reads: what they return isn't sealed with a later key.
         let sealer = core.sealer(name, self.key.as_ref());
         let work = async {
-            let mut gather = Gather::new(run.offset, sealer);
+            let mut gather = core.new_gather(run.offset, sealer);
             gather.keep(permit);
             self.read(run, &mut gather).await?;
             let sealed = gather.seal();
@@ -334,7 +342,7 @@ impl Merge<'_> {
             }
             self.may_go_on()?;
             is_begun.set(true);
-            self.upload(&name, &sealed).await
+            self.upload(&name, &sealed).await.map(|()| sealed.compressed)
         };
         let merged = {
             let (mut work, mut appends_wait) = (pin!(work), pin!(self.appends_wait()));
@@ -348,24 +356,18 @@ impl Merge<'_> {
             // It may be written or not.
             core.garbage.add([Name::Piece(name)]);
         }
-        merged.map(|()| attempt)
+        merged.map(|compressed| Merged { run: *run, attempt, compressed })
     }
 
     /// Name of the piece that replaces a run.
     fn merged_name(&self, run: &Run, serial: u64) -> PieceName {
         let epoch = self.core.log.identity().epoch;
-        self.name(&Piece { offset: run.offset, length: run.length as u32, epoch, serial })
+        self.name_of(epoch, run.offset, serial)
     }
 
     /// Name of a piece of the zone.
-    fn name(&self, piece: &Piece) -> PieceName {
-        PieceName {
-            zone: self.job.zone,
-            generation: self.job.generation,
-            epoch: piece.epoch,
-            offset: piece.offset,
-            serial: piece.serial,
-        }
+    fn name_of(&self, epoch: u32, offset: u64, serial: u64) -> PieceName {
+        PieceName { zone: self.job.zone, generation: self.job.generation, epoch, offset, serial }
     }
 
     async fn read(&self, run: &Run, gather: &mut Gather) -> Result<()> {
@@ -404,8 +406,9 @@ impl Merge<'_> {
 
     async fn read_one(&self, (piece, wanted): (Piece, Range<u64>)) -> Result<Buffer> {
         let mut buffer = Buffer::new((wanted.end - wanted.start) as usize);
-        let (name, key) = (self.name(&piece), self.key.as_deref());
-        self.core.read_stored(&name, key, piece.length.into(), wanted, &mut buffer).await?;
+        let name = self.name_of(piece.epoch, piece.offset, piece.serial);
+        let key = self.key.as_deref();
+        self.core.read_stored(&name, key, piece.size(), wanted, &mut buffer).await?;
         Ok(buffer)
     }
 
@@ -421,17 +424,18 @@ impl Merge<'_> {
     }
 
     /// Replaces the pieces of the runs by those of the attempts, by one manifest.
-    async fn commit(&self, merged: &[(Run, Attempt)]) -> Result<()> {
+    async fn commit(&self, merged: &[Merged]) -> Result<()> {
         let (core, zone) = (self.core, self.job.zone);
-        let change = |(run, attempt): &(Run, Attempt)| Change::Merge {
+        let change = |Merged { run, attempt, compressed }: &Merged| Change::Merge {
             zone,
             offset: run.offset,
             length: run.length as u32,
+            compressed: *compressed,
             serial: attempt.serial,
         };
         let changes: Vec<Change> = merged.iter().map(change).collect();
         if let Err(error) = self.check_runs(merged) {
-            let name = |(run, attempt): &(Run, Attempt)| Name::Piece(self.merged_name(run, attempt.serial));
+            let name = |of: &Merged| Name::Piece(self.merged_name(&of.run, of.attempt.serial));
             core.garbage.add(merged.iter().map(name));
             return Err(error);
         }
@@ -441,7 +445,7 @@ impl Merge<'_> {
         let merging = &core.merging;
         merging.changes.set(merging.changes.get() + 1);
         let (pieces, bytes) =
-            merged.iter().fold((0, 0), |sum, (run, _)| (sum.0 + run.pieces, sum.1 + run.length));
+            merged.iter().fold((0, 0), |sum, of| (sum.0 + of.run.pieces, sum.1 + of.run.length));
         merging.replaced.set(merging.replaced.get() + pieces as u64);
         merging.moved.set(merging.moved.get() + bytes);
         core.note(ZoneIndex(zone));

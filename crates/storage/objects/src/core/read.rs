@@ -1,7 +1,8 @@
 //! Reads: from memory what isn't uploaded, and ranges of pieces otherwise.
 
 use super::Core;
-use crate::format::{ChunkRange, chunk_range, object_length, verify};
+use crate::compression::{Index, Size};
+use crate::format::{ChunkRange, chunk_range, verify};
 use crate::names::{Name, PieceName};
 use crate::seal::Sealer;
 use block::{Buffer, Data, Error, ReadOutcome, Result, ZoneAddress, ZoneIndex};
@@ -22,12 +23,20 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_
 /// Place of bytes.
 enum Source {
     Memory(Vec<Data>),
-    /// Bytes of a stored piece of `length` bytes.
+    /// Bytes of a stored piece.
     Stored {
         name: PieceName,
-        length: u64,
+        size: Size,
         wanted: Range<u64>,
     },
+}
+
+/// Object of a stored piece.
+pub(super) struct Object<'o> {
+    pub name: &'o PieceName,
+    pub size: Size,
+    pub zone_key: Option<&'o Sealer>,
+    pub key: String,
 }
 
 impl Core {
@@ -82,7 +91,7 @@ impl Core {
             let entry = &table.zones[at.zone.0 as usize];
             let first = entry.pieces.partition_point(|piece| piece.offset + u64::from(piece.length) <= start);
             for piece in entry.pieces[first..].iter().take_while(|piece| piece.offset < end) {
-                let (length, offset) = (piece.length.into(), piece.offset);
+                let (size, offset) = (piece.size(), piece.offset);
                 let name = PieceName {
                     zone: at.zone.0,
                     generation: entry.generation,
@@ -90,12 +99,12 @@ impl Core {
                     offset,
                     serial: piece.serial,
                 };
-                add(offset, length, &mut |wanted| Source::Stored { name, length, wanted }, MAX_READ);
+                add(offset, size.length, &mut |wanted| Source::Stored { name, size, wanted }, MAX_READ);
             }
             entry.end()
         });
         for piece in zone.pending.iter().filter(|piece| piece.offset >= durable) {
-            let (offset, length) = (piece.offset, piece.length);
+            let (offset, size, length) = (piece.offset, piece.size(), piece.length);
             let name = self.name(zone, at.zone, offset, piece.serial);
             match &piece.sealed {
                 Some(sealed) => {
@@ -104,7 +113,7 @@ impl Core {
                     };
                     add(offset, length, &mut memory, length);
                 }
-                None => add(offset, length, &mut |wanted| Source::Stored { name, length, wanted }, MAX_READ),
+                None => add(offset, length, &mut |wanted| Source::Stored { name, size, wanted }, MAX_READ),
             }
         }
         if let Some(gather) = &zone.gather {
@@ -124,9 +133,9 @@ impl Core {
                 slices.iter().for_each(|slice| buffer.append(slice));
                 Ok(())
             }
-            Source::Stored { name, length, wanted } => {
+            Source::Stored { name, size, wanted } => {
                 match self.zone_key(ZoneIndex(name.zone), name.generation) {
-                    Ok(key) => self.read_stored(&name, key.as_deref(), length, wanted, &mut buffer).await,
+                    Ok(key) => self.read_stored(&name, key.as_deref(), size, wanted, &mut buffer).await,
                     Err(error) => Err(error),
                 }
             }
@@ -139,18 +148,21 @@ impl Core {
         &self,
         name: &PieceName,
         zone_key: Option<&Sealer>,
-        length: u64,
+        size: Size,
         wanted: Range<u64>,
         buffer: &mut Buffer,
     ) -> Result<()> {
-        let range = chunk_range(length, wanted, zone_key.is_some());
-        let key = self.manifests.names.key(Name::Piece(*name));
+        let object = Object { name, size, zone_key, key: self.manifests.names.key(Name::Piece(*name)) };
+        let key = &object.key;
         let (end, mut damaged, mut pause) = (runtime::now() + LIMIT, 0, PAUSE.0);
         loop {
             buffer.clear();
             let read = async {
-                let _memory = self.reads.acquire(range.bytes).await;
-                self.read_range(name, length, &range, zone_key, &key, buffer).await
+                if size.is_compressed() {
+                    return self.read_compressed(&object, wanted.clone(), buffer).await;
+                }
+                let range = chunk_range(size.length, wanted.clone(), zone_key.is_some());
+                self.read_range(&object, None, &range, buffer).await
             };
             let error = match runtime::timeout(end - runtime::now(), read).await {
                 Ok(Ok(())) => return Ok(()),
@@ -176,34 +188,52 @@ impl Core {
         }
     }
 
-    /// Reads bytes of a stored piece.
+    /// Reads chunks of a stored piece, which is compressed if there is an index.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the object has other bytes than were written, or is missing; errors of the
-    /// store.
-    async fn read_range(
+    /// As [`fetch`](Self::fetch).
+    pub(super) async fn read_range(
         &self,
-        name: &PieceName,
-        length: u64,
+        object: &Object<'_>,
+        index: Option<&Index>,
         range: &ChunkRange,
-        zone_key: Option<&Sealer>,
-        key: &str,
         buffer: &mut Buffer,
     ) -> Result<()> {
-        let expected = object_length(length, zone_key.is_some());
-        let mut object = match self.manifests.store.get_range(key, range.at, range.bytes).await {
+        let _memory = self.reads.acquire(range.bytes).await;
+        let mut data = self.fetch(object, range.at, range.bytes).await?;
+        self.verify(object, index, range, data.filled_mut(), buffer)
+    }
+
+    /// Appends the wanted bytes of a range to the buffer, if they are those that were written.
+    pub(super) fn verify(
+        &self,
+        object: &Object<'_>,
+        index: Option<&Index>,
+        range: &ChunkRange,
+        bytes: &mut [u8],
+        buffer: &mut Buffer,
+    ) -> Result<()> {
+        let (volume, keys) = (&self.log.identity().volume, (index, object.zone_key));
+        let verified = verify(volume, object.name, range, keys, bytes, |bytes| buffer.append(bytes));
+        verified.map_err(|error| error.in_context(format!("object {}", object.key)))
+    }
+
+    /// Reads bytes of an object.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the object has another length, or is missing; errors of the store.
+    pub(super) async fn fetch(&self, object: &Object<'_>, at: u64, bytes: usize) -> Result<Buffer> {
+        let (key, expected) = (&object.key, object.size.object(object.zone_key.is_some()));
+        let found = match self.manifests.store.get_range(key, at, bytes).await {
             Err(error @ (Error::NotFound(_) | Error::Invalid(_))) => {
                 return Err(self.refused(key, expected, error).await);
             }
             other => other?,
         };
-        if object.length != expected {
-            return Err(other_length(key, object.length, expected));
+        match found.length == expected {
+            true => Ok(found.data),
+            false => Err(other_length(key, found.length, expected)),
         }
-        let volume = &self.log.identity().volume;
-        let bytes = object.data.filled_mut();
-        let verified = verify(volume, name, range, zone_key, bytes, |bytes| buffer.append(bytes));
-        verified.map_err(|error| error.in_context(format!("object {key}")))
     }
 
     /// Error of a read that the store has refused. The object is damaged only if it is missing, or has

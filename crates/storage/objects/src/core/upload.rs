@@ -96,7 +96,15 @@ impl Core {
         let name = self.name(zone, index, offset, 0);
         let (kept, in_flight) = (Some(sealed.clone()), &self.uploads.in_flight);
         in_flight.set(in_flight.get() + length);
-        zone.pending.push_back(Pending { offset, length, sealed: kept, serial: 0, is_queued: false });
+        let compressed = sealed.compressed;
+        zone.pending.push_back(Pending {
+            offset,
+            length,
+            compressed,
+            sealed: kept,
+            serial: 0,
+            is_queued: false,
+        });
         let own = self.clone();
         let task = async move {
             let stored = own.upload_piece(name, &sealed).await;
@@ -159,7 +167,8 @@ impl Core {
     /// Errors of the store.
     pub(super) async fn put_piece(&self, name: &PieceName, sealed: &Sealed) -> Result<()> {
         let key = self.manifests.names.key(Name::Piece(*name));
-        let body = piece_object(&self.log.identity().volume, name, &sealed.chunks, self.keys.is_some());
+        let (volume, parts) = (&self.log.identity().volume, (sealed.index.as_ref(), &sealed.chunks[..]));
+        let body = piece_object(volume, name, sealed.length, parts, self.keys.is_some());
         match self.manifests.store.put(&key, body, &Condition::Absent).await? {
             Put::Written(_) => Ok(()),
             Put::ConditionFailed => Err(Error::already_exists(format!("object {key}"))),

@@ -2,7 +2,8 @@
 //! and the key store finds no deleted key.
 
 use super::Encryption;
-use crate::format::{chunk_range, verify};
+use crate::compression::{Compression, Size};
+use crate::format::{chunk_range, open_index, verify};
 use crate::key_store::KeyStore;
 use crate::names::{Name, Names};
 use crate::part::{NewVolume, ObjectsPart, Options};
@@ -51,11 +52,15 @@ async fn attack(versions: &Versions, part: &Arc<dyn DevicePart>, wanted: &[Vec<u
         let volume: [u8; 16] = bytes[16..32].try_into().unwrap();
         let length: u64 = u32::from_le_bytes(bytes[56..60].try_into().unwrap()).into();
         let sealer = keys.zone(&volume, name.zone, name.generation, &secret[..]);
-        let range = chunk_range(length, 0..length, true);
+        let size = Size { length, compressed: bytes.len() as u32 };
+        let open = || open_index(&volume, &name, size, Some(&sealer), &mut bytes.clone()).unwrap();
+        let index = (bytes[12] & 4 > 0).then(open);
+        let plain = || chunk_range(length, 0..length, true);
+        let range = index.as_ref().map_or_else(plain, |index| index.range(0..length));
         let mut object = bytes[range.at as usize..][..range.bytes].to_vec();
         let cells = lives.entry((name.zone, name.generation)).or_insert_with(|| vec![0; ZONE_SIZE as usize]);
         let mut at = name.offset as usize;
-        let opened = verify(&volume, &name, &range, Some(&sealer), &mut object, |bytes| {
+        let opened = verify(&volume, &name, &range, (index.as_ref(), Some(&sealer)), &mut object, |bytes| {
             cells[at..at + bytes.len()].copy_from_slice(bytes);
             at += bytes.len();
         });
@@ -104,6 +109,7 @@ async fn run(bucket: Rc<Bucket>) {
         settings: crate::Settings {
             piece_size: 64 << 10,
             grace: Duration::from_secs(1),
+            compression: Compression::Lz4,
             ..Default::default()
         },
         encryption: Some(Encryption {

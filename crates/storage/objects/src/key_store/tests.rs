@@ -95,7 +95,7 @@ fn unreadable(times: &str) -> String {
 fn table_with(data: &[usize]) -> Table {
     let mut table = Table::new(500, 1 << 20).unwrap();
     for zone in data {
-        let piece = Piece { offset: 0, length: 512, epoch: 1, serial: 1 };
+        let piece = Piece { offset: 0, length: 512, compressed: 0, epoch: 1, serial: 1 };
         table.zones[*zone] = Entry { generation: 1, state: State::Full, pieces: vec![piece] };
     }
     table
@@ -280,7 +280,7 @@ fn other_key_stores_and_older_buckets_are_refused() {
         let error = store.check_age(&table).unwrap_err();
         assert!(matches!(error, Error::Corrupt(_)) && error.to_string().contains("zone 3"), "{error}");
         // An interrupted reset, and a copy of the key store that is older than the data.
-        let piece = Piece { offset: 0, length: 512, epoch: 1, serial: 1 };
+        let piece = Piece { offset: 0, length: 512, compressed: 0, epoch: 1, serial: 1 };
         table.zones[3].generation = 2;
         table.zones[4].generation = 7;
         table.zones[5] = Entry { generation: 2, state: State::Full, pieces: vec![piece] };

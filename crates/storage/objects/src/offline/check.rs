@@ -6,8 +6,9 @@
 
 use super::Volume;
 use super::survey::{Count, MAX_LISTED, Seen, Survey, survey};
+use crate::compression::Size;
 use crate::core::{Core, MAX_READ};
-use crate::format::{CHUNK, object_length};
+use crate::format::CHUNK;
 use crate::looking::{Looked, look};
 use crate::names::{Name, PieceName};
 use block::{Buffer, Error, Result, ZoneIndex};
@@ -171,15 +172,14 @@ impl Volume {
             let ranges: Vec<Range<u64>> = ranges.iter().map(of_zone).collect();
             report.add(Some(name.zone), &ranges, || (key(*name), what.clone()));
         }
-        for (name, length) in lost.filter(|(name, _)| is_needed(name)) {
+        for (name, size) in lost.filter(|(name, _)| is_needed(name)) {
             let what = || match survey.lengths.get(&name) {
-                Some(found) => format!(
-                    "it has {found} bytes; expected {}",
-                    object_length(length, self.manifests.is_encrypted())
-                ),
+                Some(found) => {
+                    format!("it has {found} bytes; expected {}", size.object(self.manifests.is_encrypted()))
+                }
                 None => "it is missing".to_owned(),
             };
-            let range = name.offset..name.offset + length;
+            let range = name.offset..name.offset + size.length;
             report.add(Some(name.zone), std::slice::from_ref(&range), || (key(name), what()));
         }
         report.damage.sort_by_key(|damage| (damage.zone, damage.bytes.start));
@@ -198,7 +198,7 @@ async fn read_all(
     let zones = seen.zones();
     let reading = Reading {
         core,
-        total: looked.table.stored().1,
+        total: looked.table.stored().bytes,
         done: Cell::new(0),
         good: Cell::new(0),
         failure: RefCell::new(None),
@@ -207,7 +207,7 @@ async fn read_all(
         progress,
     };
     let pieces = zones.flat_map(|zone| reading.seen.borrow().pieces(zone, true).collect::<Vec<_>>());
-    let reads = pieces.map(|(name, length)| reading.read_piece(name, length));
+    let reads = pieces.map(|(name, size)| reading.read_piece(name, size));
     runtime::join_limited(READERS, reads).await;
     let damaged = reading.damaged.take();
     reading.failure.take().map_or(Ok((reading.good.get(), damaged)), Err)
@@ -248,13 +248,13 @@ struct Reading<'p, 't> {
 }
 
 impl Reading<'_, '_> {
-    async fn read_piece(&self, name: PieceName, length: u64) {
-        let mut at = 0;
+    async fn read_piece(&self, name: PieceName, size: Size) {
+        let (mut at, length) = (0, size.length);
         while at < length && self.failure.borrow().is_none() {
             let end = length.min(at + MAX_READ);
-            if self.read(&name, length, at..end).await {
+            if self.read(&name, size, at..end).await {
                 for chunk in (at..end).step_by(CHUNK) {
-                    self.read(&name, length, chunk..end.min(chunk + CHUNK as u64)).await;
+                    self.read(&name, size, chunk..end.min(chunk + CHUNK as u64)).await;
                 }
             }
             self.done.set(self.done.get() + (end - at));
@@ -265,14 +265,14 @@ impl Reading<'_, '_> {
 
     /// Reads a range. Damage of one chunk, or of a missing object, is noted; of several chunks it returns
     /// true, so that they are read one by one.
-    async fn read(&self, name: &PieceName, length: u64, range: Range<u64>) -> bool {
+    async fn read(&self, name: &PieceName, size: Size, range: Range<u64>) -> bool {
         if self.failure.borrow().is_some() {
             return false;
         }
         let mut buffer = Buffer::new((range.end - range.start) as usize);
         let key = self.core.zone_key(ZoneIndex(name.zone), name.generation);
         let outcome = match &key {
-            Ok(key) => self.core.read_stored(name, key.as_deref(), length, range.clone(), &mut buffer).await,
+            Ok(key) => self.core.read_stored(name, key.as_deref(), size, range.clone(), &mut buffer).await,
             Err(error) => Err(error.clone()),
         };
         let error = match outcome {

@@ -2,17 +2,9 @@
 
 use super::Volume;
 use super::survey::{Count, survey};
-use crate::format::object_length;
-use crate::looking::Looked;
 use crate::table::State;
 use block::Result;
 use serde_json::{Map, Value, json};
-
-/// Bytes of the objects of all pieces.
-fn object_bytes(looked: &Looked, is_sealed: bool) -> u64 {
-    let pieces = looked.table.zones.iter().flat_map(|zone| &zone.pieces);
-    pieces.map(|piece| object_length(piece.length.into(), is_sealed)).sum()
-}
 
 fn count(count: Count) -> Value {
     json!({ "objects": count.objects, "bytes": count.bytes })
@@ -28,7 +20,7 @@ impl Volume {
     pub async fn status(&self, garbage: bool, listed: &dyn Fn(u64)) -> Result<Map<String, Value>> {
         let looked = self.look().await?;
         let last = self.epoch().await?;
-        let (pieces, stored) = looked.table.stored();
+        let stored = looked.table.stored();
         let zones = |state: State| looked.table.zones.iter().filter(|zone| zone.state == state).count();
         let state = match () {
             () if looked.claimed > looked.manifest.epoch => "being opened",
@@ -55,9 +47,9 @@ impl Volume {
                 "interrupted": zones(State::Interrupted),
             },
             "zone_size": looked.table.zone_size,
-            "pieces": pieces,
-            "stored_bytes": stored,
-            "object_bytes": object_bytes(&looked, self.manifests.is_encrypted()),
+            "pieces": stored.pieces,
+            "stored_bytes": stored.bytes,
+            "object_bytes": stored.object_bytes(self.manifests.is_encrypted()),
         });
         if looked.claimed > looked.manifest.epoch {
             status["claimed"] = json!({ "epoch": last.epoch, "by": last.writer });

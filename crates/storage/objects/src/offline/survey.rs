@@ -1,11 +1,11 @@
 //! The objects below a prefix, compared with the manifests of the volume.
 
+use crate::compression::Size;
 use crate::core::old_manifests;
-use crate::format::object_length;
 use crate::looking::Looked;
 use crate::manifests::{Manifests, READERS};
 use crate::names::{Name, PieceName};
-use crate::table::Table;
+use crate::table::{Piece, Table};
 use block::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -83,14 +83,14 @@ impl<'t> Seen<'t> {
         self.first[zone as usize] + at
     }
 
-    /// Number of a piece, and its bytes of data; `None` if the table doesn't name it.
-    fn find(&self, name: &PieceName) -> Option<(usize, u64)> {
+    /// Number of a piece, and its bytes; `None` if the table doesn't name it.
+    fn find(&self, name: &PieceName) -> Option<(usize, Size)> {
         if !self.table.has(name) {
             return None;
         }
         let pieces = &self.table.zones[name.zone as usize].pieces;
         let at = pieces.binary_search_by_key(&name.offset, |piece| piece.offset).ok()?;
-        Some((self.number(name.zone, at), pieces[at].length.into()))
+        Some((self.number(name.zone, at), pieces[at].size()))
     }
 
     /// Notes that a piece of the table is sound, or that it isn't.
@@ -107,10 +107,10 @@ impl<'t> Seen<'t> {
         self.bits[number / 64] & 1 << (number % 64) != 0
     }
 
-    /// Pieces of a zone, with their bytes of data, that are sound, or that aren't.
-    pub fn pieces(&self, zone: u32, are_sound: bool) -> impl Iterator<Item = (PieceName, u64)> + '_ {
-        let lengths = self.table.zones[zone as usize].pieces.iter().map(|piece| u64::from(piece.length));
-        let named = self.table.names(zone).zip(lengths).enumerate();
+    /// Pieces of a zone, with their bytes, that are sound, or that aren't.
+    pub fn pieces(&self, zone: u32, are_sound: bool) -> impl Iterator<Item = (PieceName, Size)> + '_ {
+        let sizes = self.table.zones[zone as usize].pieces.iter().map(Piece::size);
+        let named = self.table.names(zone).zip(sizes).enumerate();
         named.filter_map(move |(at, found)| {
             (self.is_sound(self.number(zone, at)) == are_sound).then_some(found)
         })
@@ -212,9 +212,7 @@ pub(crate) async fn survey<'t>(
             Some(Name::Piece(name)) => name,
         };
         match survey.seen.find(&name) {
-            Some((_, length)) => {
-                survey.note(name, object_length(length, manifests.is_encrypted()), Some(bytes))
-            }
+            Some((_, size)) => survey.note(name, size.object(manifests.is_encrypted()), Some(bytes)),
             None if is_over(name.epoch) => survey.waste(Name::Piece(name), bytes),
             None => survey.unsettled.add(bytes),
         }
@@ -280,15 +278,15 @@ async fn old_of(manifests: &Manifests, epoch: u32, listed: Vec<u64>) -> Result<B
 /// Asks for each object that seems to be damaged: a listing may show an earlier moment.
 async fn confirm(manifests: &Manifests, survey: &mut Survey<'_>) -> Result<()> {
     let zones = survey.seen.zones();
-    let mut batch: Vec<(PieceName, u64)> = Vec::new();
+    let mut batch: Vec<(PieceName, Size)> = Vec::new();
     for zone in zones.clone() {
         batch.extend(survey.seen.pieces(zone, false));
         if batch.len() < BATCH && zone + 1 < zones.end {
             continue;
         }
         let heads = batch.iter().map(|(name, _)| length(manifests, Name::Piece(*name)));
-        for ((name, length), found) in batch.iter().zip(runtime::join_limited(READERS, heads).await) {
-            survey.note(*name, object_length(*length, manifests.is_encrypted()), found?);
+        for ((name, size), found) in batch.iter().zip(runtime::join_limited(READERS, heads).await) {
+            survey.note(*name, size.object(manifests.is_encrypted()), found?);
         }
         batch.clear();
     }

@@ -3,7 +3,7 @@
 use block::{Buffer, Data, Payload, ZoneAddress, ZoneIndex, Zones, ZonesPart};
 use object_store::Limits;
 use object_store::testing::{Bucket, Faults, config};
-use objects::{NewVolume, ObjectsPart, Options, Settings};
+use objects::{Compression, NewVolume, ObjectsPart, Options, Settings};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -20,6 +20,12 @@ pub fn settings() -> Settings {
         grace: Duration::from_secs(60),
         ..Settings::default()
     }
+}
+
+/// Settings with small pieces, which are compressed in half of the worlds.
+pub fn settings_of(seed: u64) -> Settings {
+    let compression = if seed.is_multiple_of(2) { Compression::None } else { Compression::Lz4 };
+    Settings { compression, ..settings() }
 }
 
 /// Options to open a volume, or to create it without a probe.

@@ -1,11 +1,11 @@
 //! The state of the store before each request is a state that a crash may leave: acknowledged data is there,
 //! in states that the contract permits.
 
-use crate::common::{ZONES, append, bytes, create, handle, read, reopen, settings, world};
+use crate::common::{ZONES, append, bytes, handle, options, read, reopen, settings, settings_of, world};
 use block::{EraseGuarantee, Part, ZoneIndex, ZoneState, Zones};
 use conformance::budget::Budget;
 use object_store::testing::Stored;
-use objects::ObjectsPart;
+use objects::{ObjectsPart, Options};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -77,7 +77,8 @@ fn moments(seed: u64) -> Vec<Moment> {
     let moments = Rc::new(RefCell::new(Vec::new()));
     let kept = moments.clone();
     world(seed, move |bucket| async move {
-        let part = create().await;
+        let options = Options { settings: settings_of(seed), ..options(true) };
+        let part = ObjectsPart::open(options).await.unwrap();
         let handle = handle(&part).await;
         let model: Model = Rc::new(RefCell::new(Acknowledged::none()));
         let (own, at) = (Rc::downgrade(&bucket), model.clone());

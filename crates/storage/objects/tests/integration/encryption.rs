@@ -1,7 +1,7 @@
 //! Encrypted volumes: a store that alters, moves and replays objects, keys that don't fit, keys that a reset
 //! destroys, crashes, and nonces.
 
-use crate::common::{ZONES, append, bytes, handle, options, read, world};
+use crate::common::{ZONES, append, bytes, handle, options, read, settings_of, world};
 use crate::crash::{Acknowledged, Model, Objects, judge, step};
 use crate::merge::{fill, has};
 use block::{DevicePart, EraseGuarantee, Error, Part, ZoneAddress, ZoneIndex, ZoneState, ZonesPart};
@@ -401,7 +401,9 @@ struct Moment {
 /// the key store.
 fn moments(seed: u64, has_store: bool) -> Vec<Moment> {
     in_world(seed, Default::default(), move |bucket| async move {
-        let part = open(true, if has_store { file().await } else { None }).await;
+        let key_store = if has_store { file().await } else { None };
+        let options = Options { settings: settings_of(seed), ..with_key(true, 5, key_store) };
+        let part = ObjectsPart::open(options).await.unwrap();
         let handle = handle(&part).await;
         let model: Model = Rc::new(RefCell::new(Acknowledged::none()));
         let moments = Rc::new(RefCell::new(Vec::<Moment>::new()));
@@ -482,7 +484,14 @@ impl Ciphertexts {
                 // Zone and generation, whose key it is; the offset.
                 let (folder, file) = name.split_once('/').unwrap();
                 let offset = usize::from_str_radix(file.split_once('.').unwrap().0, 16).unwrap();
-                for (number, chunk) in bytes[HEADER..].chunks(CHUNK).enumerate() {
+                let (is_compressed, index) = (bytes[12] & 4 == 4, HEADER..HEADER + 42);
+                if is_compressed {
+                    let index = &bytes[index.clone()];
+                    self.add(folder[..25].to_owned(), !offset, &index[2..26], index);
+                }
+                // Compressed ones are shorter than a chunk.
+                let chunks = if is_compressed { index.end } else { HEADER };
+                for (number, chunk) in bytes[chunks..].chunks(CHUNK).enumerate() {
                     let nonce = &chunk[chunk.len() - 40..][..24];
                     self.add(folder[..25].to_owned(), offset + number, nonce, chunk);
                 }

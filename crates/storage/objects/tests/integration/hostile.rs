@@ -1,10 +1,10 @@
 //! A store whose answers are altered at random: opening and reads end with a success or with an error in one
 //! short line, in bounded time, and reads never return other bytes than were written.
 
-use crate::common::{append, create, handle, options, read, world};
+use crate::common::{append, handle, options, read, settings_of, world};
 use block::{Part, ZoneIndex};
 use object_store::testing::{Answer, Asked, Bucket};
-use objects::ObjectsPart;
+use objects::{ObjectsPart, Options};
 use runtime::Random;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -50,8 +50,9 @@ fn check_text(error: &block::Error) {
     assert!(text.len() < 3000 && !text.contains(char::is_control), "{text}");
 }
 
-async fn written() {
-    let part = create().await;
+async fn written(seed: u64) {
+    let options = Options { settings: settings_of(seed), ..options(true) };
+    let part = ObjectsPart::open(options).await.unwrap();
     let zones = handle(&part).await;
     for zone in 0..ZONES {
         append(&*zones, zone, 1 + zone as u8, LENGTH).await;
@@ -62,7 +63,7 @@ async fn written() {
 }
 
 async fn altered(seed: u64, bucket: Rc<Bucket>) -> (u32, u32) {
-    written().await;
+    written(seed).await;
     let objects = bucket.objects.borrow().clone();
     let (mut opened, mut refused) = (0, 0);
     for round in 0..4 {

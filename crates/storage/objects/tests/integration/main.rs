@@ -5,6 +5,7 @@
 mod bases;
 mod claim;
 mod common;
+mod compression;
 mod conformance;
 mod cost;
 mod crash;

@@ -4,7 +4,7 @@ use crate::common::{append, handle, read, settings};
 use crate::servers::{Program, Server};
 use block::{EraseGuarantee, Error, Part, ZoneIndex, ZoneState};
 use object_store::{Addressing, Config, CredentialSource, Credentials, Limits};
-use objects::{Encryption, NewVolume, ObjectsPart, Options};
+use objects::{Compression, Encryption, NewVolume, ObjectsPart, Options};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ fn encryption() -> Encryption {
 }
 
 fn options(port: u16, format: bool, probe: bool, encryption: Option<&Encryption>) -> Options {
+    let compression = if encryption.is_some() { Compression::Lz4 } else { Compression::None };
     Options {
         store: Config {
             endpoint: format!("http://127.0.0.1:{port}"),
@@ -30,7 +31,7 @@ fn options(port: u16, format: bool, probe: bool, encryption: Option<&Encryption>
         writer: "a test".to_owned(),
         format: format.then_some(NewVolume { zones: 8, zone_size: 1 << 20, probe }),
         expected: (None, None),
-        settings: objects::Settings { grace: Duration::from_millis(300), ..settings() },
+        settings: objects::Settings { grace: Duration::from_millis(300), compression, ..settings() },
         encryption: encryption.cloned(),
         follow: None,
     }

@@ -5,7 +5,7 @@
 //! Each 512 bytes of a zone are a function of their place and generation, so that all that is read can be
 //! verified. Each acknowledgement of a writer is compared with the state that the next opening has found.
 
-use crate::common::{ZONE_SIZE, ZONES, options, settings, world};
+use crate::common::{ZONE_SIZE, ZONES, options, settings, settings_of, world};
 use block::{
     Buffer, Data, EraseGuarantee, Error, Part, ZoneAddress, ZoneIndex, ZoneReport, ZoneState, Zones,
     ZonesPart,
@@ -28,8 +28,9 @@ fn contents(zone: u32, generation: u64, offset: u64, length: usize) -> Vec<u8> {
     for block in offset / BLOCK..(offset + length as u64).div_ceil(BLOCK) {
         let seed = u64::from(zone) << 48 | generation << 24 | block;
         let mut of = [0; BLOCK as usize];
-        // The first words are enough to distinguish blocks.
-        of[..8].copy_from_slice(&Random::new(seed).next_u64().to_le_bytes());
+        // The first words are enough to distinguish blocks. Those of one zone can't be compressed.
+        let length = if zone == 3 { of.len() } else { 8 };
+        Random::new(seed).fill(&mut of[..length]);
         bytes.extend_from_slice(&of);
     }
     bytes
@@ -293,7 +294,12 @@ async fn found(handle: &dyn Zones) -> Found {
 /// A world. Returns the number of merged objects.
 async fn live(bucket: Rc<Bucket>, seed: u64, settings: Settings) -> u64 {
     let mut random = Random::new(seed);
-    let first = ObjectsPart::open(of_world(true, settings)).await.unwrap();
+    // Each writer has the key `compression` as it comes.
+    let drawn_settings = |random: &mut Random| Settings {
+        compression: settings_of(random.next_u64()).compression,
+        ..settings
+    };
+    let first = ObjectsPart::open(of_world(true, drawn_settings(&mut random))).await.unwrap();
     let is_over = Rc::new(Cell::new(false));
     let faults = runtime::spawn(change_faults(
         Rc::downgrade(&bucket),
@@ -317,7 +323,7 @@ async fn live(bucket: Rc<Bucket>, seed: u64, settings: Settings) -> u64 {
             // It may fail within its limit, in an outage.
             let _ = part.close().await;
         }
-        let next = open(settings, false).await;
+        let next = open(drawn_settings(&mut random), false).await;
         epoch.is_over.set(true);
         states.push(found(&*next.open().await.unwrap()).await);
         parts.push(std::mem::replace(&mut part, next));
@@ -329,7 +335,7 @@ async fn live(bucket: Rc<Bucket>, seed: u64, settings: Settings) -> u64 {
     faults.await;
     bucket.faults.set(Faults::default());
     bucket.latency.set(Duration::ZERO);
-    let last = open(settings, true).await;
+    let last = open(drawn_settings(&mut random), true).await;
     let handle = last.open().await.unwrap();
     states.push(found(&*handle).await);
     epochs.push(Rc::new(Epoch { begun: RefCell::new(vec![(0, 0, 0); ZONES as usize]), ..Epoch::default() }));
