@@ -371,7 +371,7 @@ impl Scan<'_> {
         if at.record <= known_durable {
             return Err(self.damage(at, known_durable));
         }
-        for address in [at.address, at.address + self.layout.left(at.address)] {
+        for address in [at.address, at.address + self.layout.bytes_to_lap_end(at.address)] {
             let found = self.any_header(address).await?;
             let later =
                 found.filter(|header| header.record == at.record && header.epoch > self.superblock.epoch);

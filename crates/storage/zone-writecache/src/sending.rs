@@ -1,4 +1,4 @@
-//! What a batch of the uploader does at the origin: its appends, and changes of zones.
+//! Requests of a batch at the origin: its appends, and changes of zones.
 
 use crate::core::Core;
 use crate::counters::count;
@@ -126,8 +126,8 @@ impl Core {
         Err(error)
     }
 
-    /// Finishes, resets or closes a zone of the origin; the first operation of an epoch closes all open ones. No
-    /// fetches of a zone that is reset are in progress.
+    /// Finishes, resets or closes a zone of the origin; the first operation of an epoch closes all open ones.
+    /// No fetches of a zone that is reset are in progress.
     ///
     /// # Errors
     /// Errors of the origin; [`Error::Protocol`] if another writer uses it.

@@ -4,15 +4,15 @@
 //! 1. It waits until an upload is due: by size, by age, when users are idle, or on demand.
 //! 2. The log is made durable on the fast device: the origin is never ahead of it.
 //! 3. After an open and after an error, the origin is compared with the cut, and zones are rewound.
-//! 4. The appends of a batch are sent (`sending`), and one flush of the origin makes them durable. A finish or
-//!    a reset is a batch of its own. If changes of the origin become durable in the order in which they begin
-//!    ([`block::ZonesPart::changes_in_order`]), further batches are sent meanwhile.
+//! 4. The appends of a batch are sent (`sending`), and one flush of the origin makes them durable. A finish
+//!    or a reset is a batch of its own. If changes of the origin become durable in the order in which they
+//!    begin ([`block::ZonesPart::changes_in_order`]), further batches are sent meanwhile.
 //! 5. The cut moves, and the tail in the superblock with it.
 //! 6. From time to time the cut is written as a checkpoint, which frees space of the ring.
 //!
 //! After an error of the origin what was sent is awaited and, after a pause, repeated, without end. What no
-//! repetition can mend ends the uploads: an origin that has another writer or was changed by one, a zone whose
-//! medium has failed, and data in the log that is damaged.
+//! repetition can mend ends the uploads: an origin that has another writer or was changed by one, a zone
+//! whose medium has failed, and data in the log that is damaged.
 
 use crate::checkpoint;
 use crate::core::Core;
@@ -35,8 +35,8 @@ const BATCH_BYTES: u64 = 16 << 20;
 /// which no other is sent. The origin limits the memory of appends.
 const MAX_SENT: usize = 64;
 const MAX_SENT_BYTES: u64 = 64 << 20;
-/// Pending bytes at which an upload begins, unless a quarter of the limit of the lag is less; a half while others
-/// are in progress.
+/// Pending bytes at which an upload begins, unless a quarter of the limit of the lag is less; a half while
+/// others are in progress.
 const UPLOAD_BYTES: u64 = 8 << 20;
 /// Limits of the pause after an error of the origin.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
@@ -81,7 +81,8 @@ struct Uploader {
 }
 
 impl Uploader {
-    /// Notes what has become durable, and sends a batch or waits. Returns false once the cache is being closed.
+    /// Notes what has become durable, and sends a batch or waits. Returns false once the cache is being
+    /// closed.
     async fn pass(&mut self) -> bool {
         let core = self.core.clone();
         let collected = self.collect().await;
@@ -267,8 +268,8 @@ impl Uploader {
         }
     }
 
-    /// Waits for the end of all batches that were sent, and pauses. The origin is compared with the cut before
-    /// the next one. Returns false once the cache is being closed.
+    /// Waits for the end of all batches that were sent, and pauses. The origin is compared with the cut
+    /// before the next one. Returns false once the cache is being closed.
     async fn failed(&mut self, error: Error) -> bool {
         let core = self.core.clone();
         let sent: Vec<_> = self.sent.drain(..).map(|sent| sent.durable).collect();

@@ -1,5 +1,5 @@
-//! The order of changes: each is added to the manifests after all that began before it, so that the bucket never
-//! has one without those. Their uploads run at the same time.
+//! The order of changes: each is added to the manifests after all that began before it, so that the bucket
+//! never has one without those. Their uploads run at the same time.
 //!
 //! A change takes its turn when no other call owns its zone, and waits for no zone from then on: so no turn
 //! waits for a later one.

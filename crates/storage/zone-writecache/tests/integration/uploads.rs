@@ -35,7 +35,7 @@ fn zones_do_not_wait_for_the_requests_of_those_before_them() {
         cache.message("flush").await.unwrap();
         let took = begun.elapsed();
         println!("16 zones in {took:?}, {} PUTs", bucket.count("PUT"));
-        // One after the other takes 48 requests. Here at most 1 MiB waits or is in flight, the limit of the lag.
+        // One after the other takes 48 requests. At most 1 MiB is in flight, the limit of the lag.
         assert!(took < 24 * request, "{took:?}");
         drop(handle);
         cache.close().await.unwrap();
