@@ -113,9 +113,8 @@ impl Uploader {
     /// That of the first batch that failed; those before it are noted.
     async fn collect(&mut self) -> Result<()> {
         let (mut operations, mut outcome) = (0, Ok(()));
-        while outcome.is_ok()
-            && let Some(first) = self.sent.pop_front_if(|first| first.durable.is_finished())
-        {
+        while outcome.is_ok() && self.sent.front().is_some_and(|first| first.durable.is_finished()) {
+            let Some(first) = self.sent.pop_front() else { break };
             outcome = first.durable.await;
             operations += if outcome.is_ok() { first.operations } else { 0 };
         }

@@ -373,7 +373,7 @@ fn a_seal_that_cannot_be_read_is_kept() {
             let old = handle(&first).await;
             flushed(&*old, 1, 1, 4096).await;
             // The second writer ends before it deletes the manifests of the first one.
-            drop(reopen().await);
+            reopen().await;
             let seal = keys(&bucket, "manifest/00000001/").pop().unwrap();
             {
                 let mut objects = bucket.objects.borrow_mut();
