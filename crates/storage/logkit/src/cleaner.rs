@@ -402,14 +402,10 @@ impl<O: Owner> Cleaner<O> {
         let kit = self.owner.kit();
         let Some(InHand { victim, .. }) = self.in_hand.take() else { return };
         let zone = victim.zone();
-        let state = kit.pool.get(zone);
-        match state.live {
-            // Users' overwrites and the moves have freed all blocks. Dying blocks become dead when their
-            // records commit; until then the zone isn't chosen again.
-            left if left <= state.dying => {
-                kit.pool.set_full(zone);
-                count(&kit.counters.cleaned_zones, 1);
-            }
+        // Users' overwrites and the moves have freed all blocks. Dying blocks become dead when their records
+        // commit; until then the zone isn't chosen again.
+        match kit.pool.end_cleaning(zone) {
+            0 => count(&kit.counters.cleaned_zones, 1),
             left => {
                 tracing::error!(
                     "zone {zone}: {left} live blocks can't be moved; it is excluded until the log is opened again"

@@ -24,6 +24,7 @@ pub(crate) use gc::old_manifests;
 pub(crate) use read::MAX_READ;
 
 use self::keys::ZoneKeys;
+use self::order::Turn;
 use crate::compression::{Compression, Compressor, Size};
 use crate::garbage::Garbage;
 use crate::gather::{Gather, Gathering, Sealed};
@@ -41,7 +42,10 @@ use runtime::sync::{Notify, Permit, Semaphore};
 use runtime::{FailureRun, TaskGroup};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 use zones::limits::Limits;
 
@@ -528,7 +532,7 @@ impl Core {
         for (index, resets, _) in &targets {
             self.stored(*index, *resets).await?;
         }
-        turn.comes().await;
+        self.comes(&turn).await?;
         let mut batch = 0;
         for (index, resets, end) in targets {
             let zone = &mut self.zones.borrow_mut()[index.0 as usize];
@@ -539,6 +543,20 @@ impl Core {
         }
         drop(turn);
         self.log.durable(batch).await
+    }
+
+    /// Waits until a change may be added to the manifests.
+    ///
+    /// # Errors
+    /// Errors of a log that has ended.
+    async fn comes(&self, turn: &Turn<'_>) -> Result<()> {
+        let (mut comes, mut ended) = (pin!(turn.comes()), pin!(self.log.ended()));
+        poll_fn(|context| match ended.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(()),
+            Poll::Pending => comes.as_mut().poll(context),
+        })
+        .await;
+        self.log.check()
     }
 
     /// Waits until all pieces of a zone that were sealed are stored, or the zone was reset.
@@ -648,7 +666,7 @@ impl Core {
             zone.resets
         };
         self.stored(index, resets).await?;
-        turn.comes().await;
+        self.comes(&turn).await?;
         let batch = {
             let zone = &mut self.zones.borrow_mut()[index.0 as usize];
             self.queue(zone, index, u64::MAX);
@@ -667,7 +685,10 @@ impl Core {
             self.release(index, |_| ());
             return Err(error);
         }
-        turn.comes().await;
+        if let Err(error) = self.comes(&turn).await {
+            self.release(index, |_| ());
+            return Err(error);
+        }
         let (generation, batch) = {
             let zone = &mut self.zones.borrow_mut()[index.0 as usize];
             zone.resets += 1;

@@ -92,7 +92,7 @@ impl ZoneWriteCachePart {
         let is_unclean = recovered.is_unclean;
         let core = Core {
             flushes_atomically: origin.flushes_atomically(),
-            changes_in_order: origin.flushes_atomically() && origin.changes_in_order(),
+            changes_in_order: has_order(&*origin),
             is_stalled: is_stalled.clone(),
             ..new_core(recovered, geometry.clone(), options, device, zones)
         };
@@ -102,6 +102,14 @@ impl ZoneWriteCachePart {
         core.tasks.spawn(upload::run(core.clone())).detach();
         Ok(ZoneWriteCachePart { home: Home::here(core), geometry, fast, origin, is_stalled })
     }
+}
+
+/// Whether several batches may be in flight. With a limit of zones, one could be opened before the finish of
+/// another one has ended.
+fn has_order(origin: &dyn ZonesPart) -> bool {
+    let geometry = origin.geometry();
+    let is_unlimited = geometry.max_open == 0 && geometry.max_active == 0;
+    is_unlimited && origin.flushes_atomically() && origin.changes_in_order()
 }
 
 fn new_core(

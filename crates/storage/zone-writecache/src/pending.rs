@@ -75,6 +75,17 @@ pub struct BatchLimits {
     pub closes: bool,
 }
 
+impl BatchLimits {
+    /// Whether an operation is a batch of its own.
+    pub fn is_barrier(&self, action: Action) -> bool {
+        match action {
+            Action::Finish | Action::Reset => true,
+            Action::Close | Action::Unclean | Action::Clean => self.closes,
+            Action::Append | Action::Open => false,
+        }
+    }
+}
+
 /// The pending operations, in the order of the log.
 #[derive(Debug, Default)]
 pub struct PendingList {
@@ -127,18 +138,23 @@ impl PendingList {
     ///
     /// Appends of one flush epoch may become durable in any order, as on a device that loses power before the
     /// next flush. A finish and a reset are durable at once, so they are batches of their own.
-    pub fn next_batch(&self, limits: BatchLimits, durable: u64, skip: usize) -> Option<Batch> {
+    pub fn next_batch(
+        &self,
+        limits: BatchLimits,
+        durable: u64,
+        skip: usize,
+        may_send: impl Fn(&Entry) -> bool,
+    ) -> Option<Batch> {
         let mut count = 0;
         let mut bytes = 0;
         let mut epoch = None;
         for Pending { entry, flush_epoch, .. } in
             self.list.iter().skip(skip).take_while(|op| op.record <= durable)
         {
-            let is_barrier = match entry.action {
-                Action::Finish | Action::Reset => true,
-                Action::Close | Action::Unclean | Action::Clean => limits.closes,
-                Action::Append | Action::Open => false,
-            };
+            if !may_send(entry) {
+                break;
+            }
+            let is_barrier = limits.is_barrier(entry.action);
             if is_barrier {
                 return Some(if count == 0 { Batch::Barrier } else { Batch::Appends(count) });
             }
@@ -189,27 +205,44 @@ mod tests {
         let joins = BatchLimits { joins_epochs: true, ..usual };
         let pending =
             list(&[(Append, 1), (Open, 1), (Append, 1), (Close, 2), (Append, 2), (Finish, 2), (Append, 3)]);
-        assert_eq!(pending.next_batch(usual, 9, 0), Some(Batch::Appends(4)));
-        assert_eq!(pending.next_batch(joins, 9, 0), Some(Batch::Appends(5)));
+        assert_eq!(pending.next_batch(usual, 9, 0, |_| true), Some(Batch::Appends(4)));
+        assert_eq!(pending.next_batch(joins, 9, 0, |_| true), Some(Batch::Appends(5)));
         assert_eq!(
-            pending.next_batch(joins, 2, 0),
+            pending.next_batch(joins, 2, 0, |_| true),
             Some(Batch::Appends(2)),
             "the rest isn't durable locally"
         );
-        assert_eq!(pending.next_batch(joins, 0, 0), None);
-        assert_eq!(pending.next_batch(BatchLimits { closes: true, ..joins }, 9, 0), Some(Batch::Appends(3)));
-        assert_eq!(pending.next_batch(BatchLimits { bytes: 150, ..joins }, 9, 0), Some(Batch::Appends(2)));
-        assert_eq!(pending.next_batch(BatchLimits { bytes: 1, ..joins }, 9, 0), Some(Batch::Appends(2)));
-        assert_eq!(list(&[(Reset, 1), (Append, 1)]).next_batch(joins, 9, 0), Some(Batch::Barrier));
+        assert_eq!(pending.next_batch(joins, 0, 0, |_| true), None);
+        assert_eq!(
+            pending.next_batch(BatchLimits { closes: true, ..joins }, 9, 0, |_| true),
+            Some(Batch::Appends(3))
+        );
+        assert_eq!(
+            pending.next_batch(BatchLimits { bytes: 150, ..joins }, 9, 0, |_| true),
+            Some(Batch::Appends(2))
+        );
+        assert_eq!(
+            pending.next_batch(BatchLimits { bytes: 1, ..joins }, 9, 0, |_| true),
+            Some(Batch::Appends(2))
+        );
+        assert_eq!(list(&[(Reset, 1), (Append, 1)]).next_batch(joins, 9, 0, |_| true), Some(Batch::Barrier));
         for start in [Action::Unclean, Action::Clean] {
             let pending = list(&[(Append, 1), (start, 1), (Append, 1)]);
             let closes = BatchLimits { closes: true, ..joins };
-            assert_eq!(pending.next_batch(joins, 9, 0), Some(Batch::Appends(3)));
-            assert_eq!(pending.next_batch(closes, 9, 0), Some(Batch::Appends(1)), "{start:?} closes zones");
+            assert_eq!(pending.next_batch(joins, 9, 0, |_| true), Some(Batch::Appends(3)));
+            assert_eq!(
+                pending.next_batch(closes, 9, 0, |_| true),
+                Some(Batch::Appends(1)),
+                "{start:?} closes zones"
+            );
         }
-        assert_eq!(pending.next_batch(joins, 9, 2), Some(Batch::Appends(3)), "the first ones are sent");
-        assert_eq!(pending.next_batch(joins, 9, 5), Some(Batch::Barrier));
-        assert_eq!(pending.next_batch(joins, 9, 7), None);
+        assert_eq!(
+            pending.next_batch(joins, 9, 2, |_| true),
+            Some(Batch::Appends(3)),
+            "the first ones are sent"
+        );
+        assert_eq!(pending.next_batch(joins, 9, 5, |_| true), Some(Batch::Barrier));
+        assert_eq!(pending.next_batch(joins, 9, 7, |_| true), None);
         assert_eq!(pending.bytes(), 400);
         assert_eq!([0, 1, 4, 5, 7].map(|record| pending.bytes_after(record)), [400, 300, 200, 100, 0]);
     }

@@ -21,11 +21,12 @@ use crate::format::{Action, Entry, Superblock};
 use crate::pending::{Batch, BatchLimits, MAX_PENDING};
 use crate::reconcile::{check_media, reconcile};
 use crate::sending::Appends;
-use block::{Error, Result, ZoneIndex};
+use block::{EraseGuarantee, Error, Result, ZoneIndex};
 use runtime::JoinHandle;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -38,6 +39,8 @@ const MAX_SENT_BYTES: u64 = 64 << 20;
 /// Pending bytes at which an upload begins, unless a quarter of the limit of the lag is less; a half while
 /// others are in progress.
 const UPLOAD_BYTES: u64 = 8 << 20;
+/// Least time of a wait for an upload that will be due.
+const LEAST_WAIT: Duration = Duration::from_millis(1);
 /// Limits of the pause after an error of the origin.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 /// Time for which a close waits for requests to the origin in flight.
@@ -46,7 +49,7 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 /// Uploads until the cache is closed.
 pub async fn run(core: Rc<Core>) {
     let sent = VecDeque::new();
-    let mut uploader = Uploader { core, sent, needs_reconcile: true, pause: PAUSE.0 };
+    let mut uploader = Uploader { core, sent, needs_reconcile: true, has_failed: false, pause: PAUSE.0 };
     while uploader.pass().await {}
     uploader.end().await;
 }
@@ -77,6 +80,8 @@ struct Uploader {
     /// changes become durable in order.
     sent: VecDeque<Sent>,
     needs_reconcile: bool,
+    /// Whether a batch has failed since the last comparison: a part of it may be at the origin.
+    has_failed: bool,
     pause: Duration,
 }
 
@@ -163,19 +168,25 @@ impl Uploader {
             // Everything that is pending now is uploaded without further waits.
             core.demand.target.set(core.demand.target.get().max(core.log.completed.get()));
         }
+        let completed = core.log.completed.get();
+        // A flush would be in vain while nothing may be sent.
+        self.batch(completed)?;
         // After a failure of the fast device the durable records are uploaded.
-        let _ = core.make_durable(core.log.completed.get()).await;
-        let pending = core.pending.borrow();
-        let batch = pending.next_batch(core.batch_limits(), core.log.durable.get(), skip)?;
-        let operations = match batch {
-            Batch::Appends(operations) => operations,
-            Batch::Barrier => 1,
-        };
-        let is_alone = |entry: &Entry| batch == Batch::Barrier && !is_ordered(entry.action);
+        let _ = core.make_durable(completed).await;
+        self.batch(core.log.durable.get())
+    }
+
+    /// Returns the next batch that may be sent, of the records up to `last`.
+    fn batch(&self, last: u64) -> Option<Batch> {
+        let core = &self.core;
+        let skip = self.sent().0;
+        let changing: BTreeSet<ZoneIndex> = self.sent.iter().filter_map(|sent| sent.changes).collect();
+        let limits = core.batch_limits();
         let is_free = |entry: &Entry| {
-            self.sent.iter().all(|sent| sent.changes != Some(entry.zone)) && (skip == 0 || !is_alone(entry))
+            let is_alone = limits.is_barrier(entry.action) && !core.begins_in_order(entry.action);
+            !changing.contains(&entry.zone) && (skip == 0 || !is_alone)
         };
-        pending.iter().skip(skip).take(operations).all(|pending| is_free(&pending.entry)).then_some(batch)
+        core.pending.borrow().next_batch(limits, last, skip, is_free)
     }
 
     /// Sends a batch.
@@ -194,7 +205,7 @@ impl Uploader {
                 self.advance(found).await;
                 return Ok(Step::Done);
             }
-            self.needs_reconcile = false;
+            (self.needs_reconcile, self.has_failed) = (false, false);
         }
         match batch {
             Batch::Appends(operations) => self.send_appends(operations).await,
@@ -213,9 +224,9 @@ impl Uploader {
         }
         let zones: Vec<ZoneIndex> = appends.keys().copied().collect();
         let sending = core.clone();
-        let sending = runtime::spawn(async move { sending.send_appends(appends).await });
-        let Some(sent) = core.unless_closed(sending).await else { return Ok(Step::Closed) };
-        sent?;
+        if self.meanwhile(async move { sending.send_appends(appends).await }).await? == Step::Closed {
+            return Ok(Step::Closed);
+        }
         let flushing = core.clone();
         let flush = async move {
             if zones.is_empty() {
@@ -235,17 +246,41 @@ impl Uploader {
         let Some(entry) = next else { return Ok(Step::Done) };
         if entry.action == Action::Reset {
             let waiting = core.clone();
-            let waiting =
-                runtime::spawn(async move { waiting.read_cache.wait_until_fetches_ended(entry.zone).await });
-            if core.unless_closed(waiting).await.is_none() {
+            let ended = async move {
+                waiting.read_cache.wait_until_fetches_ended(entry.zone).await;
+                Ok(())
+            };
+            if self.meanwhile(ended).await? == Step::Closed {
                 return Ok(Step::Closed);
             }
         }
         let changing = core.clone();
         let durable = begin(&core, async move { changing.change_origin(entry).await }).await;
-        let is_alone = !is_ordered(entry.action);
+        let is_alone = !core.begins_in_order(entry.action);
         self.sent.push_back(Sent { operations: 1, bytes: 0, changes: Some(entry.zone), is_alone, durable });
         Ok(Step::Done)
+    }
+
+    /// Waits for a part of a step, and notes what becomes durable in the meantime.
+    ///
+    /// # Errors
+    /// Errors of the part, and of batches in flight, once the part has ended.
+    async fn meanwhile(&mut self, part: impl Future<Output = Result<()>> + 'static) -> Result<Step> {
+        let core = self.core.clone();
+        let part = begin(&core, part).await;
+        let mut collected = Ok(());
+        loop {
+            if collected.is_ok() {
+                collected = self.collect().await;
+            }
+            if part.is_finished() || core.health.is_closing() {
+                break;
+            }
+            core.demand.changed.notified().await;
+        }
+        let ended = core.unless_closed(part).await;
+        collected?;
+        ended.map_or(Ok(Step::Closed), |ended| ended.map(|()| Step::Done))
     }
 
     /// Waits until the next pass may find something to do.
@@ -262,8 +297,9 @@ impl Uploader {
             return;
         }
         match core.due_in(skip, bytes) {
-            Duration::ZERO | Duration::MAX => core.demand.changed.notified().await,
-            wait => drop(runtime::timeout(wait, core.demand.changed.notified()).await),
+            Duration::MAX => core.demand.changed.notified().await,
+            // It may have become due since the last look.
+            wait => drop(runtime::timeout(wait.max(LEAST_WAIT), core.demand.changed.notified()).await),
         }
     }
 
@@ -271,11 +307,10 @@ impl Uploader {
     /// before the next one. Returns false once the cache is being closed.
     async fn failed(&mut self, error: Error) -> bool {
         let core = self.core.clone();
-        let sent: Vec<_> = self.sent.drain(..).map(|sent| sent.durable).collect();
-        if core.unless_closed(runtime::spawn(runtime::join_all(sent))).await.is_none() {
+        (self.needs_reconcile, self.has_failed) = (true, true);
+        if !self.end_sent().await {
             return false;
         }
-        self.needs_reconcile = true;
         // Other final errors are those of a step that has ended the uploads itself.
         if is_final(&error) {
             core.end_uploads(&error);
@@ -290,24 +325,33 @@ impl Uploader {
         true
     }
 
-    /// Waits, at a close, for what was sent.
-    async fn end(&mut self) {
+    /// Waits for all batches in flight, and notes those that have become durable before the first that
+    /// hasn't, where a repetition begins. Returns false if the cache is being closed and they don't end in
+    /// time.
+    async fn end_sent(&mut self) -> bool {
         let (operations, calls): (Vec<_>, Vec<_>) =
             self.sent.drain(..).map(|sent| (sent.operations, sent.durable)).unzip();
         if calls.is_empty() {
-            return;
+            return true;
         }
         let ended = self.core.unless_closed(runtime::spawn(runtime::join_all(calls))).await;
-        let ended = ended.into_iter().flatten().zip(operations);
-        let durable =
-            ended.take_while(|(outcome, _)| outcome.is_ok()).map(|(_, operations)| operations).sum();
+        let Some(outcomes) = ended else { return false };
+        let durable = outcomes.iter().zip(operations).take_while(|(outcome, _)| outcome.is_ok());
+        let durable = durable.map(|(_, operations)| operations).sum();
         self.advance(durable).await;
+        true
     }
-}
 
-/// Whether a change is one call of the origin, which becomes durable in the order of its calls.
-fn is_ordered(action: Action) -> bool {
-    matches!(action, Action::Finish | Action::Reset)
+    /// Ends the uploads at a close.
+    async fn end(&mut self) {
+        if !self.core.is_stalled.load(Ordering::Acquire) {
+            self.end_sent().await;
+        }
+        // A clean close of the origin would make the appends of a batch that was sent in part durable.
+        if self.has_failed && self.core.flushes_atomically {
+            self.core.is_stalled.store(true, Ordering::Release);
+        }
+    }
 }
 
 /// Begins a call of the origin before this returns, so that the calls begin in the order of the log. A task
@@ -333,6 +377,16 @@ fn is_final(error: &Error) -> bool {
 }
 
 impl Core {
+    /// Whether a change is one call of the origin, beside which others may be in flight. A reset that
+    /// destroys a key isn't: it may be refused when later changes are durable already.
+    fn begins_in_order(&self, action: Action) -> bool {
+        match action {
+            Action::Finish => true,
+            Action::Reset => self.origin.geometry().erase != EraseGuarantee::Key,
+            _ => false,
+        }
+    }
+
     fn batch_limits(&self) -> BatchLimits {
         BatchLimits {
             bytes: BATCH_BYTES,
@@ -375,7 +429,7 @@ impl Core {
         }
         let outcome = runtime::timeout(CLOSE_LIMIT, &mut step).await.ok();
         if outcome.is_none() {
-            self.is_stalled.store(true, std::sync::atomic::Ordering::Release);
+            self.is_stalled.store(true, Ordering::Release);
             step.detach();
         }
         outcome

@@ -196,7 +196,7 @@ fn a_victim_whose_last_blocks_die_is_dead_once_when_the_cleaner_ends_it() {
     assert_eq!((victim.map(|victim| victim.zone.0), pool.get(2).usage), (Some(2), Usage::Cleaning));
     pool.remove_live(2, 1, 1);
     assert_eq!((pool.get(2).usage, pool.dead()), (Usage::Cleaning, 0));
-    assert!(pool.set_full(2));
+    assert_eq!((pool.end_cleaning(2), pool.dead()), (0, 1));
     assert_eq!(pool.take_dead(), [2]);
     pool.set_reset(2, 2);
     assert_eq!((pool.free(), pool.dead()), (1, 0));

@@ -43,8 +43,12 @@ impl Turn<'_> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.order.waiting.borrow_mut().remove(&self.number);
-        self.order.ended.notify_all();
+        let mut waiting = self.order.waiting.borrow_mut();
+        let was_first = waiting.first() == Some(&self.number);
+        waiting.remove(&self.number);
+        if was_first {
+            self.order.ended.notify_all();
+        }
     }
 }
 
