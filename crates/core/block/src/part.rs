@@ -142,7 +142,7 @@ pub trait ZonesPart: Part {
         false
     }
 
-    /// Whether flushes, finishes and resets that one shard begins one after the other become durable in this
+    /// Whether flushes, finishes and resets that this shard begins one after the other become durable in this
     /// order: after an unclean stop none is there without all before it. A call begins when it is polled
     /// first, and no finish, reset or rewind of its zones may be in progress then. A caller can have many in
     /// flight: what is durable is always a state of the past. A layer that delays calls doesn't pass this on.

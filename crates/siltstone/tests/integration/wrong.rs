@@ -57,7 +57,7 @@ fn stacks() {
         &[("s.toml", STACK)],
         &["stack", "check", "s.toml"],
         r#"
-s.toml:5:1: unknown key "sise" for kind "file": did you mean "size"? It takes path, size, block_size, direct, read_only
+s.toml:5:1: unknown key "sise" for kind "file": did you mean "size"? It takes path, size, block_size, direct, read_only, lock
  5 | sise = "64MiB"
    | ^^^^
 

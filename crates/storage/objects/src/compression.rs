@@ -9,7 +9,7 @@
 //! Left to others: checksums and seals of chunks and of the index (`format`), indexes in memory
 //! (`indexes`).
 
-use crate::format::{CHUNK, ChunkRange, PIECE_HEADER, object_length, trailer};
+use crate::chunks::{CHUNK, ChunkRange, PIECE_HEADER, object_length, trailer};
 use block::{Data, Error, Result};
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 use std::cell::RefCell;

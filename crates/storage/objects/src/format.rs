@@ -9,21 +9,16 @@
 //! - With keys, the chunks of pieces and all manifests but seals are sealed together with their place, so
 //!   that holds for bytes that were altered on purpose as well.
 
+use crate::chunks::{CHECKSUM, SEAL};
+pub(crate) use crate::chunks::{CHUNK, ChunkRange, PIECE_HEADER, chunk_range, object_length, trailer};
 use crate::compression::{Index, Size, decompress, head_length};
 use crate::names::PieceName;
 use crate::seal::{Keys, NONCE, Nonces, Sealer, TAG};
 use block::{Buffer, ClaimToken, Data, Error, Payload, Result};
 use crc_fast::{CrcAlgorithm, Digest};
-use std::ops::Range;
 use std::rc::Rc;
 use zones::bytes::{Reader, Writer};
 
-/// Bytes of a piece that one checksum covers.
-pub(crate) const CHUNK: usize = 64 << 10;
-/// Bytes of a checksum, after each chunk.
-const CHECKSUM: usize = 4;
-/// Bytes before the first chunk of a piece.
-pub(crate) const PIECE_HEADER: usize = 64;
 /// Longest name of a writer, in bytes.
 const MAX_NAME: usize = 255;
 /// Version of manifests, and that of sealed ones. Version 1 had neither bases beside the deltas nor merges,
@@ -44,8 +39,6 @@ const INDEX: u32 = u32::MAX;
 /// Bits of the serial number of a piece that count the attempts of its writer: enough for 3000 in each second
 /// of ten years. In an encrypted volume those above are drawn at random for each writer, otherwise zeros.
 pub(crate) const ATTEMPT_BITS: u32 = 40;
-/// Bytes after sealed ones.
-const SEAL: usize = NONCE + TAG;
 const MANIFEST_MAGIC: &[u8; 8] = b"SltObjMf";
 const PIECE_MAGIC: &[u8; 8] = b"SltObjPc";
 
@@ -275,16 +268,6 @@ fn check_keys(keys: Option<&Keys>, flags: u32, key_id: [u8; 4]) -> Result<()> {
     Err(Error::unsupported(text))
 }
 
-/// Bytes after each chunk of a piece.
-pub(crate) fn trailer(is_sealed: bool) -> usize {
-    if is_sealed { SEAL } else { CHECKSUM }
-}
-
-/// Number of bytes of the object of a piece of `length` bytes.
-pub(crate) fn object_length(length: u64, is_sealed: bool) -> u64 {
-    PIECE_HEADER as u64 + length + trailer(is_sealed) as u64 * length.div_ceil(CHUNK as u64)
-}
-
 /// Byte of the zone at which a chunk begins that is at byte `chunk` of a piece.
 fn at_chunk(name: &PieceName, chunk: u64) -> u64 {
     name.offset + chunk
@@ -451,37 +434,6 @@ pub(crate) fn open_index(
         ))
     })?;
     Index::decode(bytes, size, is_sealed)
-}
-
-/// Range of whole chunks of a piece that has some wanted bytes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ChunkRange {
-    /// Offset in the object, and number of bytes there.
-    pub at: u64,
-    pub bytes: usize,
-    /// Offset of the first chunk in the piece.
-    first: u64,
-    /// Wanted bytes, relative to the first chunk.
-    wanted: Range<usize>,
-}
-
-impl ChunkRange {
-    /// Returns these bytes of an object, whose first chunk begins at byte `first` of the piece.
-    pub fn new(at: u64, bytes: usize, first: u64, wanted: Range<u64>) -> ChunkRange {
-        let wanted = (wanted.start - first) as usize..(wanted.end - first) as usize;
-        ChunkRange { at, bytes, first, wanted }
-    }
-}
-
-/// Chunks of a piece of `length` bytes, without compression, with the bytes `wanted` of it, which aren't
-/// empty.
-pub(crate) fn chunk_range(length: u64, wanted: Range<u64>, is_sealed: bool) -> ChunkRange {
-    let chunk = CHUNK as u64;
-    let first = wanted.start / chunk * chunk;
-    let end = wanted.end.next_multiple_of(chunk).min(length);
-    let trailer = trailer(is_sealed) as u64;
-    let at = |offset: u64| PIECE_HEADER as u64 + offset + trailer * offset.div_ceil(chunk);
-    ChunkRange::new(at(first), (at(end) - at(first)) as usize, first, wanted)
 }
 
 /// Verifies the chunks of a range, and passes the wanted bytes on, in order. With a key the chunks are

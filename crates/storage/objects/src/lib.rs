@@ -14,17 +14,18 @@
 //!
 //! # Structure
 //! `names`: keys of objects. `table`: the zone table and its changes. `format`: manifests and pieces as
-//! bytes. `compression`, `indexes`: compressed pieces. `seal`, `key_store`, `encryption`: the cipher, and
-//! its keys. `gather`: bytes that aren't uploaded. `merging`: which small pieces become one, and when.
-//! `manifests`, `manifest_log`, `bases`, `opening`: manifests in the bucket, their log, epochs. `volume`:
-//! the claim. `garbage`: deletions. `core`: the zones of a writer. `looking`: the state without a claim.
-//! `readable`: with the secrets of its zones. `reader`: zones that another machine writes. `offline`: what
-//! operators ask about a bucket. `part`, `message`, `kind`: the part in a stack. `any_bytes`: the check for
-//! fuzzing.
+//! bytes. `chunks`: where chunks lie in an object. `compression`, `indexes`: compressed pieces. `seal`,
+//! `key_store`, `encryption`: the cipher, and its keys. `gather`: bytes that aren't uploaded. `merging`:
+//! which small pieces become one, and when. `manifests`, `manifest_log`, `bases`, `opening`: manifests in the
+//! bucket, their log, epochs. `volume`: the claim. `garbage`: deletions. `core`: the zones of a writer.
+//! `looking`: the state without a claim. `readable`: with the secrets of its zones. `reader`: zones that
+//! another machine writes. `offline`: what operators ask about a bucket. `part`, `message`, `kind`: the part
+//! in a stack. `any_bytes`: the check for fuzzing.
 #![doc = include_str!("../DESIGN.md")]
 
 mod any_bytes;
 mod bases;
+mod chunks;
 mod compression;
 mod core;
 mod encryption;

@@ -238,8 +238,9 @@ impl ZonesPart for ObjectsPart {
         true
     }
 
+    /// Returns true on the home shard: messages from other shards may begin in another order.
     fn changes_in_order(&self) -> bool {
-        true
+        self.home.is_here()
     }
 
     fn last_claim(&self) -> Call<'_, Result<Option<Claim>>> {

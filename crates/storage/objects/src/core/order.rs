@@ -55,27 +55,23 @@ impl Drop for Turn<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::rc::Rc;
 
     #[test]
     fn changes_go_on_in_the_order_in_which_they_began() {
         let test = || async {
-            let (order, ended) = (Rc::new(Order::default()), Rc::new(RefCell::new(Vec::new())));
-            let tasks: Vec<_> = (0..4_u64)
-                .map(|number| {
-                    let (order, ended) = (order.clone(), ended.clone());
-                    runtime::spawn(async move {
-                        let turn = order.begin();
-                        // The first ones take longest; one fails before its turn comes.
-                        runtime::sleep(std::time::Duration::from_millis(10 - number)).await;
-                        if number != 1 {
-                            turn.comes().await;
-                            ended.borrow_mut().push(number);
-                        }
-                    })
-                })
-                .collect();
-            runtime::join_all(tasks).await;
+            let (order, ended) = (Order::default(), RefCell::new(Vec::new()));
+            let change = |number: u64| {
+                let (turn, ended) = (order.begin(), &ended);
+                async move {
+                    // The first ones take longest; one fails before its turn comes.
+                    runtime::sleep(std::time::Duration::from_millis(10 - number)).await;
+                    if number != 1 {
+                        turn.comes().await;
+                        ended.borrow_mut().push(number);
+                    }
+                }
+            };
+            runtime::join_all((0..4).map(change).collect::<Vec<_>>()).await;
             assert_eq!(*ended.borrow(), [0, 2, 3]);
             assert!(order.waiting.borrow().is_empty());
         };
