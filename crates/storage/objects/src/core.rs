@@ -4,7 +4,7 @@
 //! - An append is copied, has its address at once, and can be read from then on. Bytes that aren't uploaded
 //!   are at most `memory`; then appends wait, and the longest gathered bytes are uploaded as a piece.
 //! - A flush uploads the gathered bytes of its zones, and returns after a manifest names them.
-//! - Flushes, finishes and resets are in the manifests in the order in which they began (`order`).
+//! - On demand flushes, finishes and resets are in the manifests in the order in which they began (`order`).
 //! - With keys, bytes are sealed before they are uploaded, and with a key store a reset returns after the
 //!   zone's key is destroyed.
 //! - A piece that can't be uploaded is uploaded again, under another name, until the store answers. While it
@@ -314,6 +314,11 @@ impl Core {
         });
         core.note_all();
         Ok(core)
+    }
+
+    /// Makes changes durable in the order in which they begin, from now on.
+    pub fn keep_order(&self) {
+        self.order.keep();
     }
 
     /// Makes the zones those of another writer: changes fail with this error.

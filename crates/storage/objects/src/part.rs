@@ -239,8 +239,8 @@ impl ZonesPart for ObjectsPart {
     }
 
     /// Returns true on the home shard: messages from other shards may begin in another order.
-    fn changes_in_order(&self) -> bool {
-        self.home.is_here()
+    fn keep_order(&self) -> bool {
+        self.home.is_here() && self.home.get().is_ok_and(|volume| volume.keep_order())
     }
 
     fn last_claim(&self) -> Call<'_, Result<Option<Claim>>> {

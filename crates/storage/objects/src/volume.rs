@@ -11,7 +11,7 @@ use crate::table::Table;
 use block::{Claim, ClaimToken, Error, Result};
 use runtime::Home;
 use runtime::sync::Notify;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// Number and size of zones that an existing volume must have.
@@ -38,6 +38,8 @@ pub(crate) struct Volume {
     /// Zones to create.
     new: Option<NewZones>,
     state: RefCell<State>,
+    /// Whether changes are to become durable in order.
+    is_ordered: Cell<bool>,
     changed: Notify,
 }
 
@@ -104,6 +106,7 @@ impl Volume {
             zones: found.zones,
             new: format,
             state: RefCell::new(State::Found(Box::new(found))),
+            is_ordered: Cell::new(false),
             changed: Notify::new(),
         }))
     }
@@ -193,11 +196,25 @@ impl Volume {
         }
     }
 
+    /// Makes changes durable in the order in which they begin, from now on.
+    pub fn keep_order(&self) -> bool {
+        self.is_ordered.set(true);
+        if let State::Claimed(core, _) = &*self.state.borrow() {
+            return core.get().map(|core| core.keep_order()).is_ok();
+        }
+        true
+    }
+
     /// Claims the volume as it was `found`; `None` looks at it again first.
     async fn claim_now(self: Rc<Self>, found: Option<Found>, token: Option<ClaimToken>) {
         let claimed = self.open_found(found, token).await;
         let state = match claimed {
-            Ok((core, claim)) => State::Claimed(Home::here(core), claim),
+            Ok((core, claim)) => {
+                if self.is_ordered.get() {
+                    core.keep_order();
+                }
+                State::Claimed(Home::here(core), claim)
+            }
             Err(error) => State::Failed(error),
         };
         self.state.replace(state);

@@ -109,7 +109,7 @@ impl ZoneWriteCachePart {
 fn has_order(origin: &dyn ZonesPart) -> bool {
     let geometry = origin.geometry();
     let is_unlimited = geometry.max_open == 0 && geometry.max_active == 0;
-    is_unlimited && origin.flushes_atomically() && origin.changes_in_order()
+    is_unlimited && origin.flushes_atomically() && origin.keep_order()
 }
 
 fn new_core(

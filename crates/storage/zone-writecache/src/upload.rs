@@ -6,7 +6,7 @@
 //! 3. After an open and after an error, the origin is compared with the cut, and zones are rewound.
 //! 4. The appends of a batch are sent (`sending`), and one flush of the origin makes them durable. A finish
 //!    or a reset is a batch of its own. If changes of the origin become durable in the order in which they
-//!    begin ([`block::ZonesPart::changes_in_order`]), further batches are sent meanwhile.
+//!    begin ([`block::ZonesPart::keep_order`]), further batches are sent meanwhile.
 //! 5. The cut moves, and the tail in the superblock with it.
 //! 6. From time to time the cut is written as a checkpoint, which frees space of the ring.
 //!

@@ -1,5 +1,6 @@
-//! The order of changes: each is added to the manifests after all that began before it, so that the bucket
-//! never has one without those. Their uploads run at the same time.
+//! The order of changes. If it is kept, each is added to the manifests after all that began before it, so
+//! that the bucket never has one without those. Their uploads run at the same time. Without it a slow upload
+//! delays its own zone alone.
 //!
 //! A change takes its turn when no other call owns its zone, and waits for no zone from then on: so no turn
 //! waits for a later one.
@@ -11,6 +12,7 @@ use std::collections::BTreeSet;
 /// Changes that have begun and aren't in a batch of the manifests yet.
 #[derive(Debug, Default)]
 pub(super) struct Order {
+    is_kept: Cell<bool>,
     begun: Cell<u64>,
     waiting: RefCell<BTreeSet<u64>>,
     ended: Notify,
@@ -23,6 +25,11 @@ pub(super) struct Turn<'c> {
 }
 
 impl Order {
+    /// Keeps the order from now on.
+    pub fn keep(&self) {
+        self.is_kept.set(true);
+    }
+
     /// Notes that a change begins.
     pub fn begin(&self) -> Turn<'_> {
         let number = self.begun.get() + 1;
@@ -33,9 +40,9 @@ impl Order {
 }
 
 impl Turn<'_> {
-    /// Waits until all earlier changes are in a batch, or have failed.
+    /// Waits until all earlier changes are in a batch, or have failed, if the order is kept.
     pub async fn comes(&self) {
-        while self.order.waiting.borrow().first() != Some(&self.number) {
+        while self.order.is_kept.get() && self.order.waiting.borrow().first() != Some(&self.number) {
             self.order.ended.notified().await;
         }
     }
@@ -60,6 +67,7 @@ mod tests {
     fn changes_go_on_in_the_order_in_which_they_began() {
         let test = || async {
             let (order, ended) = (Order::default(), RefCell::new(Vec::new()));
+            order.keep();
             let change = |number: u64| {
                 let (turn, ended) = (order.begin(), &ended);
                 async move {
