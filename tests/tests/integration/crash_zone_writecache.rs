@@ -190,5 +190,5 @@ fn steps_that_overtake_the_flush_of_the_origin_are_found() {
 
 #[test]
 fn appends_of_several_flushes_in_one_batch_are_found() {
-    fails("origin that claims to flush atomically", 423, Survivors::OriginAlone, Lie::Atomic);
+    fails("origin that claims to flush atomically", 424, Survivors::OriginAlone, Lie::Atomic);
 }
