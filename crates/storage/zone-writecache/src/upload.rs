@@ -39,8 +39,6 @@ const MAX_SENT_BYTES: u64 = 64 << 20;
 /// Pending bytes at which an upload begins, unless a quarter of the limit of the lag is less; a half while
 /// others are in progress.
 const UPLOAD_BYTES: u64 = 8 << 20;
-/// Least time of a wait for an upload that will be due.
-const LEAST_WAIT: Duration = Duration::from_millis(1);
 /// Limits of the pause after an error of the origin.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 /// Time for which a close waits for requests to the origin in flight.
@@ -98,13 +96,16 @@ impl Uploader {
                 core.demand.changed.notified().await;
                 return true;
             }
-            Ok(()) => match self.next().await {
-                Some(batch) => self.send(batch).await,
-                None => {
-                    self.wait().await;
-                    Ok(Step::Done)
+            Ok(()) => {
+                let due = self.due_in();
+                match self.next(due).await {
+                    Some(batch) => self.send(batch).await,
+                    None => {
+                        self.wait(due).await;
+                        Ok(Step::Done)
+                    }
                 }
-            },
+            }
         };
         match step {
             Ok(step) => step == Step::Done,
@@ -157,14 +158,19 @@ impl Uploader {
                 && !self.sent.iter().any(|sent| sent.is_alone)
     }
 
-    /// Returns the next batch if one is due and may be sent.
-    async fn next(&mut self) -> Option<Batch> {
-        let core = self.core.clone();
-        let (skip, bytes) = self.sent();
-        if !self.may_send() || !core.due_in(skip, bytes).is_zero() {
+    /// Time until an upload is due; without end while no batch may be sent.
+    fn due_in(&self) -> Duration {
+        let (operations, bytes) = self.sent();
+        if self.may_send() { self.core.due_in(operations, bytes) } else { Duration::MAX }
+    }
+
+    /// Returns the next batch if it is due and may be sent.
+    async fn next(&self, due: Duration) -> Option<Batch> {
+        let core = &self.core;
+        if !due.is_zero() {
             return None;
         }
-        if skip == 0 {
+        if self.sent.is_empty() {
             // Everything that is pending now is uploaded without further waits.
             core.demand.target.set(core.demand.target.get().max(core.log.completed.get()));
         }
@@ -283,10 +289,10 @@ impl Uploader {
         ended.map_or(Ok(Step::Closed), |ended| ended.map(|()| Step::Done))
     }
 
-    /// Waits until the next pass may find something to do.
-    async fn wait(&self) {
+    /// Waits for an event, or until an upload is `due`. One that is due and can't be sent waits for an event,
+    /// such as the end of a batch in flight.
+    async fn wait(&self, due: Duration) {
         let core = &self.core;
-        let (skip, bytes) = self.sent();
         if core.health.is_closing() || self.sent.front().is_some_and(|first| first.durable.is_finished()) {
             return;
         }
@@ -296,10 +302,9 @@ impl Uploader {
         {
             return;
         }
-        match core.due_in(skip, bytes) {
-            Duration::MAX => core.demand.changed.notified().await,
-            // It may have become due since the last look.
-            wait => drop(runtime::timeout(wait.max(LEAST_WAIT), core.demand.changed.notified()).await),
+        match due {
+            Duration::ZERO | Duration::MAX => core.demand.changed.notified().await,
+            due => drop(runtime::timeout(due, core.demand.changed.notified()).await),
         }
     }
 

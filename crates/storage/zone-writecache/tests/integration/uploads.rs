@@ -3,7 +3,8 @@
 use crate::ack::in_bucket;
 use crate::bucket::{How, empty_disk, open_cache, world};
 use crate::promises::{KIB, filled};
-use block::{Part, ZoneIndex, ZoneState, Zones, ZonesPart};
+use block::{EraseGuarantee, Part, ZoneIndex, ZoneState, Zones, ZonesPart};
+use object_store::testing::{Bucket, Faults};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -42,6 +43,20 @@ fn zones_do_not_wait_for_the_requests_of_those_before_them() {
     });
 }
 
+const SLOW_DOWN: &[u8] = b"HTTP/1.1 503 x\r\ncontent-length: 0\r\n\r\n";
+
+/// Sends this answer to PUTs of the first zone's pieces, or none if it is empty, while the returned switch is
+/// on.
+fn answer_first(bucket: &Bucket, answer: &'static [u8]) -> Rc<Cell<bool>> {
+    let is_refused = Rc::new(Cell::new(true));
+    let switch = is_refused.clone();
+    bucket.follow(move |asked| {
+        let is_first = asked.method == "PUT" && asked.key.starts_with("db1/zones/00000000.");
+        (switch.get() && is_first).then(|| answer.to_vec())
+    });
+    is_refused
+}
+
 /// The first zone's pieces are refused for a while, those of the others are stored at once.
 #[test]
 fn nothing_is_durable_before_what_was_written_earlier() {
@@ -49,12 +64,7 @@ fn nothing_is_durable_before_what_was_written_earlier() {
         let cache = open_cache(Arc::new(empty_disk()), How::Format).await.unwrap();
         cache.message("flush").await.unwrap();
         let (handle, copy) = (cache.open().await.unwrap(), Cell::new(0));
-        let is_refused = Rc::new(Cell::new(true));
-        let switch = is_refused.clone();
-        bucket.follow(move |asked| {
-            let is_first = asked.method == "PUT" && asked.key.starts_with("db1/zones/00000000.");
-            (switch.get() && is_first).then(|| b"HTTP/1.1 503 x\r\ncontent-length: 0\r\n\r\n".to_vec())
-        });
+        let is_refused = answer_first(&bucket, SLOW_DOWN);
         fill(&handle, 0..3).await;
         runtime::sleep(Duration::from_secs(5)).await;
         let stored =
@@ -72,4 +82,30 @@ fn nothing_is_durable_before_what_was_written_earlier() {
         drop(handle);
         cache.close().await.unwrap();
     });
+}
+
+/// An upload that is due and has to follow another one of its zone waits for the end of that one, without
+/// looking for it again and again.
+#[test]
+fn an_upload_that_waits_for_its_zone_takes_no_processor_time() {
+    let run = || async {
+        let bucket = Bucket::start(Faults::default());
+        let cache = open_cache(Arc::new(empty_disk()), How::Format).await.unwrap();
+        cache.message("flush").await.unwrap();
+        let handle = cache.open().await.unwrap();
+        let is_silent = answer_first(&bucket, b"");
+        fill(&handle, 0..1).await;
+        // Its upload begins. Appends wait once it is older than 5 s.
+        runtime::sleep(Duration::from_secs(2)).await;
+        handle.reset(ZoneIndex(0), EraseGuarantee::None).await.unwrap();
+        fill(&handle, 1..3).await;
+        runtime::sleep(Duration::from_secs(3600)).await;
+        is_silent.set(false);
+        cache.message("flush").await.unwrap();
+        drop(handle);
+        cache.close().await.unwrap();
+    };
+    // A look each millisecond would have 3.6 million events.
+    let simulation = runtime::Simulation { most_events: 500_000, ..runtime::Simulation::new(3) };
+    runtime::simulate(simulation, run).unwrap();
 }
