@@ -747,19 +747,6 @@ impl ZonePool {
         }
     }
 
-    /// Ends the cleaning of a zone, whose blocks have been moved or are [dying](Accounts::begin_dying): it is
-    /// full, and dead without live blocks. Returns the number of live blocks that are neither; then the zone
-    /// stays as it is.
-    pub fn end_cleaning(&self, zone: u32) -> u32 {
-        let mut state = self.lock();
-        let entry = &state.zones[zone as usize];
-        let left = entry.live.saturating_sub(entry.dying);
-        if left == 0 {
-            state.set_full(zone);
-        }
-        left
-    }
-
     /// Takes the dead zones. [`return_dead`](Self::return_dead) follows.
     pub fn take_dead(&self) -> Vec<u32> {
         let mut state = self.lock();

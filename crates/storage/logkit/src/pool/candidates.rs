@@ -1,4 +1,4 @@
-//! The zones that the cleaner may choose.
+//! Zones that the cleaner may choose, and the end of their cleaning.
 
 use super::{CHECKPOINT_CLASS, Usage, Zone, ZonePool};
 use crate::cleaning::Candidate;
@@ -56,5 +56,18 @@ impl ZonePool {
             state.change(victim.zone.0).usage = Usage::Cleaning;
         }
         (chosen, has_uncommitted.get())
+    }
+
+    /// Ends the cleaning of a zone, whose blocks have been moved or are
+    /// [dying](super::Accounts::begin_dying): it is full, and dead without live blocks. Returns the number of
+    /// other live blocks; if there are any, the state of the zone is unchanged.
+    pub fn end_cleaning(&self, zone: u32) -> u32 {
+        let mut state = self.lock();
+        let entry = &state.zones[zone as usize];
+        let left = entry.live.saturating_sub(entry.dying);
+        if left == 0 {
+            state.set_full(zone);
+        }
+        left
     }
 }
