@@ -94,6 +94,11 @@ impl Identity {
 }
 
 impl Manifests {
+    /// Returns the manifests of a bucket; no index of a piece is known yet.
+    pub fn new(store: Store, names: Names, keys: Option<Rc<Keys>>) -> Manifests {
+        Manifests { store, names, keys, indexes: Indexes::default() }
+    }
+
     /// Key of a manifest.
     pub fn key(&self, epoch: u32, number: u64) -> String {
         self.names.key(Name::Manifest { epoch, number })

@@ -22,7 +22,6 @@ pub use survey::Count;
 use crate::core::{Core, Settings};
 use crate::encryption::{self, Encryption};
 use crate::format::Writers;
-use crate::indexes::Indexes;
 use crate::looking::{Looked, look};
 use crate::manifests::{Identity, Manifests};
 use crate::names::Names;
@@ -52,12 +51,7 @@ impl Volume {
     pub fn new(options: Options) -> Result<Volume> {
         let Options { store, prefix, writer, settings, encryption, .. } = options;
         let keys = encryption::keys_of_manifests(encryption.as_ref())?;
-        let manifests = Manifests {
-            names: Names::new(&prefix)?,
-            store: Store::new(store)?,
-            keys,
-            indexes: Indexes::default(),
-        };
+        let manifests = Manifests::new(Store::new(store)?, Names::new(&prefix)?, keys);
         Ok(Volume { manifests, settings, writer, encryption })
     }
 

@@ -4,7 +4,6 @@
 use crate::KIND;
 use crate::core::{Core, Settings};
 use crate::encryption::{self, Encryption};
-use crate::indexes::Indexes;
 use crate::key_store::KeyStore;
 use crate::manifests::Manifests;
 use crate::message::Message;
@@ -85,7 +84,7 @@ impl ObjectsPart {
         }
         let new = format.map(|new| NewZones { zones: new.zones, zone_size: new.zone_size });
         let erase = encryption.as_ref().map_or(EraseGuarantee::None, Encryption::guarantee);
-        let manifests = Manifests { store, names, keys, indexes: Indexes::default() };
+        let manifests = Manifests::new(store, names, keys);
         let existing = Existing { zones: expected, encryption, secrets };
         let volume = Volume::find(manifests, writer, new, existing, settings).await?;
         let geometry = settings.geometry(volume.zones.zones, volume.zones.zone_size)?;

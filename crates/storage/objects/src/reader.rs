@@ -13,7 +13,6 @@
 use crate::KIND;
 use crate::core::{Core, Settings};
 use crate::encryption;
-use crate::indexes::Indexes;
 use crate::key_store::KeyStore;
 use crate::manifests::{Manifests, age_of};
 use crate::names::Names;
@@ -89,12 +88,7 @@ impl ReaderPart {
     pub async fn open(options: Options, interval: Duration) -> Result<ReaderPart> {
         let Options { store, prefix, expected, settings, encryption, .. } = options;
         let keys = encryption::keys(encryption.as_ref())?;
-        let manifests = Manifests {
-            names: Names::new(&prefix)?,
-            store: Store::new(store)?,
-            keys,
-            indexes: Indexes::default(),
-        };
+        let manifests = Manifests::new(Store::new(store)?, Names::new(&prefix)?, keys);
         let found = Readable::find(&manifests, encryption.as_ref()).await?;
         let found = found.ok_or_else(|| opening::none(&manifests))?;
         check_expected(expected, &found.looked.table)?;

@@ -4,7 +4,7 @@
 use crate::common::{ZONES, append, bytes, handle, options, read, settings_of, world};
 use crate::crash::{Acknowledged, Model, Objects, judge, step};
 use crate::merge::{fill, has};
-use block::{DevicePart, EraseGuarantee, Error, Part, ZoneAddress, ZoneIndex, ZoneState, ZonesPart};
+use block::{DevicePart, EraseGuarantee, Error, Part, ZoneAddress, ZoneIndex, ZoneState, Zones, ZonesPart};
 use conformance::budget::Budget;
 use crypt::secret;
 use disks::file::FilePart;
@@ -30,6 +30,14 @@ pub fn with_key(format: bool, key: u8, key_store: Option<Arc<dyn DevicePart>>) -
 
 pub async fn open(format: bool, key_store: Option<Arc<dyn DevicePart>>) -> ObjectsPart {
     ObjectsPart::open(with_key(format, 5, key_store)).await.unwrap()
+}
+
+/// Returns a key store in memory, a new volume with it, and a handle of its zones.
+pub async fn new_volume() -> (Arc<dyn DevicePart>, ObjectsPart, Rc<dyn Zones>) {
+    let store = memory();
+    let part = open(true, Some(store.clone())).await;
+    let zones = handle(&part).await;
+    (store, part, zones)
 }
 
 pub fn memory() -> Arc<dyn DevicePart> {
@@ -696,9 +704,7 @@ fn a_reset_that_erases_keys_cancels_a_merge_at_any_moment() {
 #[test]
 fn secrets_that_were_renewed_before_the_fence_are_known_after_it() {
     world(12, |bucket| async move {
-        let store = memory();
-        let part = open(true, Some(store.clone())).await;
-        let zones = handle(&part).await;
+        let (store, _part, zones) = new_volume().await;
         append(&*zones, 1, 1, 4096).await;
         zones.flush(&[ZoneIndex(1)]).await.unwrap();
         // The first request of the next writer, which has read the key store.

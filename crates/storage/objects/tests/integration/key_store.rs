@@ -2,7 +2,7 @@
 //! that isn't opened.
 
 use crate::common::{ZONE_SIZE, append, bytes, handle, options, read, world};
-use crate::encryption::{memory, open, with_key};
+use crate::encryption::{memory, new_volume, open, with_key};
 use block::{
     BlockIndex, BlockSize, Buffer, DevicePart, Durability, EraseGuarantee, Error, Part, ZoneIndex, ZoneState,
     Zones, ZonesPart,
@@ -156,9 +156,7 @@ fn a_reset_reads_again_what_could_not_be_read() {
 #[test]
 fn a_reader_follows_a_writer_whose_key_store_it_shares() {
     world(3, |bucket| async move {
-        let store = memory();
-        let part = open(true, Some(store.clone())).await;
-        let zones = handle(&part).await;
+        let (store, _part, zones) = new_volume().await;
         flushed(&*zones, 1, 1).await;
         flushed(&*zones, 2, 2).await;
         let changes = |bucket: &Bucket| bucket.count("PUT") + bucket.count("POST") + bucket.count("DELETE");
@@ -196,9 +194,7 @@ fn a_reader_follows_a_writer_whose_key_store_it_shares() {
 #[test]
 fn a_reset_while_the_key_store_is_read_leads_to_a_newer_state() {
     world(4, |_bucket| async move {
-        let store = memory();
-        let part = open(true, Some(store.clone())).await;
-        let zones = handle(&part).await;
+        let (store, _part, zones) = new_volume().await;
         for zone in 1..=2 {
             flushed(&*zones, zone, 1).await;
         }
@@ -228,9 +224,7 @@ fn a_reset_while_the_key_store_is_read_leads_to_a_newer_state() {
 #[test]
 fn a_reader_with_a_copy_of_the_key_store_lacks_what_was_reset_since() {
     world(5, |_bucket| async move {
-        let store = memory();
-        let part = open(true, Some(store.clone())).await;
-        let zones = handle(&part).await;
+        let (store, _part, zones) = new_volume().await;
         flushed(&*zones, 1, 1).await;
         flushed(&*zones, 2, 2).await;
         let copy = copy_of(&store).await;
@@ -254,9 +248,7 @@ fn a_reader_with_a_copy_of_the_key_store_lacks_what_was_reset_since() {
 #[test]
 fn a_zone_that_was_reset_since_the_manifest_is_told_as_such() {
     world(6, |_bucket| async move {
-        let store = memory();
-        let part = open(true, Some(store.clone())).await;
-        let zones = handle(&part).await;
+        let (store, _part, zones) = new_volume().await;
         for zone in 1..=2 {
             flushed(&*zones, zone, 1).await;
         }
@@ -292,9 +284,7 @@ fn a_zone_that_was_reset_since_the_manifest_is_told_as_such() {
 #[test]
 fn a_rolled_back_bucket_is_found_by_readers_and_by_the_check() {
     world(7, |bucket| async move {
-        let store = memory();
-        let part = open(true, Some(store.clone())).await;
-        let zones = handle(&part).await;
+        let (store, _part, zones) = new_volume().await;
         flushed(&*zones, 1, 1).await;
         let before = bucket.objects.borrow().clone();
         zones.reset(ZoneIndex(1), EraseGuarantee::Key).await.unwrap();
@@ -335,9 +325,7 @@ fn readers_without_the_key_store_are_told_what_they_need() {
 #[test]
 fn work_on_manifests_needs_no_key_store() {
     world(9, |bucket| async move {
-        let store = memory();
-        let part = open(true, Some(store.clone())).await;
-        let zones = handle(&part).await;
+        let (store, _part, zones) = new_volume().await;
         flushed(&*zones, 1, 1).await;
         flushed(&*zones, 2, 2).await;
         let kept = contents(&store).await;
