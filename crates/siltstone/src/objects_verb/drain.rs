@@ -94,8 +94,8 @@ fn print_drained(epoch: u32, rounds: u32, pause: Duration) -> Result<(), Failure
     }))
 }
 
-/// Says what is left to do for a stack that isn't served: nothing, if the volume is closed and no cache may
-/// have more.
+/// Result for a stack that isn't served: success if the volume is closed and no write cache above it may have
+/// data to upload; otherwise an error with the command that uploads it.
 fn unserved(argument: &str, bucket: &Bucket, json: bool) -> Result<(), Failure> {
     let found = bucket.look(async move |volume| volume.epoch().await)?;
     let caches = caches_above(&bucket.stack, &bucket.name);
