@@ -1,14 +1,18 @@
 //! Uploads to a bucket at the same time: their duration, and the order in which they become durable.
 
 use crate::ack::in_bucket;
-use crate::bucket::{How, empty_disk, open_cache, world};
-use crate::promises::{KIB, filled};
-use block::{EraseGuarantee, Part, ZoneIndex, ZoneState, Zones, ZonesPart};
+use crate::bucket::{How, bucket_options, empty_disk, open_cache, world};
+use crate::options;
+use crate::promises::{KIB, filled, text};
+use block::{DevicePart, EraseGuarantee, Part, ZoneIndex, ZoneState, Zones, ZonesPart};
+use layers::fault::{FaultDevicePart, parse_rules};
 use object_store::testing::{Bucket, Faults};
+use objects::{Encryption, ObjectsPart};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use zone_writecache::ZoneWriteCachePart;
 
 const ZONE: usize = 256 * KIB;
 
@@ -108,4 +112,59 @@ fn an_upload_that_waits_for_its_zone_takes_no_processor_time() {
     // A look each millisecond would have 3.6 million events.
     let simulation = runtime::Simulation { most_events: 500_000, ..runtime::Simulation::new(3) };
     runtime::simulate(simulation, run).unwrap();
+}
+
+/// A write cache over an encrypted bucket, whose key store is this device.
+async fn open_encrypted(
+    fast: &Arc<dyn DevicePart>,
+    key_store: &Arc<dyn DevicePart>,
+    format: bool,
+) -> Arc<ZoneWriteCachePart> {
+    let key = Arc::new(crypt::secret::copy_of(&[5; 32]).unwrap());
+    let encryption = Some(Encryption { key, key_store: Some(key_store.clone()) });
+    let volume = ObjectsPart::find(objects::Options { encryption, ..bucket_options(format) }).await.unwrap();
+    let part = ZoneWriteCachePart::open(fast.clone(), Arc::new(volume), options(format)).await;
+    Arc::new(part.unwrap())
+}
+
+/// A reset is refused, after a second, because the device can't read the block with the keys of the zone and
+/// of another with data. A later finish in the bucket would be evidence that the reset is there, and the
+/// origin would seem to be another one for ever.
+#[test]
+fn nothing_overtakes_a_reset_that_is_refused() {
+    world(4, |_bucket| async move {
+        let fast: Arc<dyn DevicePart> = Arc::new(empty_disk());
+        let block = block::BlockSize::new(512).unwrap();
+        let store: Arc<dyn DevicePart> = Arc::new(disks::ram::RamPart::new(64 << 10, block).unwrap());
+        let cache = open_encrypted(&fast, &store, true).await;
+        let handle = cache.open().await.unwrap();
+        fill(&handle, 1..3).await;
+        handle.append(ZoneIndex(9), filled(9, 64 * KIB)).await.unwrap();
+        drop(handle);
+        cache.message("flush").await.unwrap();
+        cache.close().await.unwrap();
+        // The secrets of zones 0 to 7.
+        let rules = ["read delay=1s range=4096..4608", "read error=EIO range=4096..4608"].map(str::to_owned);
+        let rules = parse_rules(&rules, stack::Contract::Device);
+        let unreadable: Arc<dyn DevicePart> =
+            Arc::new(FaultDevicePart::new(store.clone(), rules.unwrap(), 1).unwrap());
+        let cache = open_encrypted(&fast, &unreadable, false).await;
+        let handle = cache.open().await.unwrap();
+        handle.reset(ZoneIndex(1), EraseGuarantee::None).await.unwrap();
+        handle.finish(ZoneIndex(9)).await.unwrap();
+        // Enough for an upload beside the one in flight.
+        fill(&handle, 10..13).await;
+        cache.message("flush").await.unwrap_err();
+        runtime::sleep(Duration::from_secs(60)).await;
+        assert_eq!(text(&*cache, "state").await, "\"waiting for the origin\"");
+        drop(handle);
+        cache.close().await.unwrap();
+        // The device works again.
+        let cache = open_encrypted(&fast, &store, false).await;
+        cache.message("flush").await.unwrap();
+        assert_eq!(text(&*cache, "state").await, "\"writing\"");
+        let reports = cache.open().await.unwrap().report(ZoneIndex(0), 10).await.unwrap();
+        assert_eq!((reports[1].generation, reports[9].state), (2, ZoneState::Full));
+        cache.close().await.unwrap();
+    });
 }
