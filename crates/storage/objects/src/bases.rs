@@ -73,6 +73,16 @@ fn is_full(position: &Position) -> bool {
     position.number - position.base >= MOST_DELTAS || position.delta_bytes > MAX_DELTA_BYTES / 4 * 3
 }
 
+/// Whether an object of an epoch isn't needed any more, once its last delta links to base `linked`: deltas up
+/// to that, and earlier bases. The first base has a number of its own among the deltas.
+pub(crate) fn is_replaced(name: Name, of_epoch: u32, linked: u64) -> bool {
+    match name {
+        Name::Manifest { epoch, number } => epoch == of_epoch && linked > 1 && (1..=linked).contains(&number),
+        Name::Base { epoch, number } => epoch == of_epoch && number < linked,
+        Name::Piece(_) => false,
+    }
+}
+
 impl Bases {
     /// The base after the manifest at this position, if one is to be written now.
     pub fn begin(&self, position: &Position, identity: &Identity, table: &Table) -> Option<Manifest> {

@@ -20,7 +20,6 @@ mod order;
 mod read;
 mod upload;
 
-pub(crate) use gc::old_manifests;
 pub(crate) use read::MAX_READ;
 
 use self::keys::ZoneKeys;
@@ -42,10 +41,7 @@ use runtime::sync::{Notify, Permit, Semaphore};
 use runtime::{FailureRun, TaskGroup};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::future::poll_fn;
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 use zones::limits::Limits;
 
@@ -223,6 +219,11 @@ pub(crate) struct Core {
     is_reader: Cell<bool>,
 }
 
+/// Error of a call after the close.
+pub(crate) fn closed() -> Error {
+    Error::closed("the zones are closed: open them again")
+}
+
 fn refusal(zone: ZoneIndex, state: ZoneState) -> Error {
     let remedy = match state {
         ZoneState::Empty => "it is open from its first append on",
@@ -344,7 +345,7 @@ impl Core {
 
     fn check(&self) -> Result<()> {
         if self.is_closed.get() {
-            return Err(Error::closed("the zones are closed: open them again"));
+            return Err(closed());
         }
         self.log.check()
     }
@@ -555,13 +556,7 @@ impl Core {
     /// # Errors
     /// Errors of a log that has ended.
     async fn comes(&self, turn: &Turn<'_>) -> Result<()> {
-        let (mut comes, mut ended) = (pin!(turn.comes()), pin!(self.log.ended()));
-        poll_fn(|context| match ended.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(()),
-            Poll::Pending => comes.as_mut().poll(context),
-        })
-        .await;
-        self.log.check()
+        self.log.unless_ended(turn.comes()).await
     }
 
     /// Waits until all pieces of a zone that were sealed are stored, or the zone was reset.
@@ -747,14 +742,14 @@ impl Core {
 
     /// Makes all appends durable and notes a clean stop, within the limit of a close.
     pub async fn close(self: Rc<Self>) -> Result<()> {
-        let closed = runtime::timeout(self.settings.close_limit, self.clone().close_now()).await;
+        let outcome = runtime::timeout(self.settings.close_limit, self.clone().close_now()).await;
         self.is_closed.set(true);
         let unsaved = self.unsaved();
-        self.log.stop(Error::closed("the zones are closed: open them again"));
+        self.log.stop(closed());
         self.garbage.stop();
         self.changed.notify_all();
         self.zones.borrow().iter().for_each(Zone::notify_flushes);
-        closed.unwrap_or_else(|_| {
+        outcome.unwrap_or_else(|_| {
             Err(Error::timed_out(format!(
                 "the object store didn't take the last changes within {:?}: {unsaved} bytes weren't uploaded and are lost, and so are changes that weren't flushed",
                 self.settings.close_limit

@@ -23,8 +23,18 @@ pub struct Encryption {
 impl Encryption {
     /// Guarantee of a reset.
     pub(crate) fn guarantee(&self) -> EraseGuarantee {
-        if self.key_store.is_some() { EraseGuarantee::Key } else { EraseGuarantee::None }
+        guarantee(self.key_store.is_some())
     }
+}
+
+/// Guarantee of a reset of zones with or without a key store.
+pub(crate) fn guarantee(has_key_store: bool) -> EraseGuarantee {
+    if has_key_store { EraseGuarantee::Key } else { EraseGuarantee::None }
+}
+
+/// Name of the cipher of a volume, for the status.
+pub(crate) fn cipher(is_encrypted: bool) -> &'static str {
+    if is_encrypted { "XAES-256-GCM" } else { "none" }
 }
 
 impl fmt::Debug for Encryption {

@@ -77,6 +77,15 @@ pub(crate) struct Writers {
     pub name: String,
 }
 
+impl Writers {
+    /// Returns a writer with this name, which has drawn its random number.
+    pub fn new(name: String) -> Writers {
+        let mut id = [0; 16];
+        runtime::fill_secret(&mut id);
+        Writers { id, name }
+    }
+}
+
 /// A manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Manifest {

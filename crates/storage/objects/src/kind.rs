@@ -2,13 +2,13 @@
 
 use crate::compression::{self, Compression};
 use crate::core::Settings;
-use crate::encryption::Encryption;
+use crate::encryption::{self, Encryption};
 use crate::key_store;
 use crate::names::Names;
 use crate::part::{NewVolume, ObjectsPart, Options};
 use crate::reader::ReaderPart;
 use crate::table::Table;
-use block::{Call, EraseGuarantee, Result, ZoneGeometry};
+use block::{Call, Result, ZoneGeometry};
 use crypt::secret::{self, Secret};
 use object_store::{Addressing, Config, CredentialSource, INSTANCE_METADATA, Limits};
 use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Metric, Shape, ValueKind};
@@ -348,14 +348,14 @@ pub fn options_of_look(arguments: &Arguments) -> Result<Options> {
     Ok(options)
 }
 
-/// Checks the keys of encryption, and returns the guarantee of a reset.
-fn plan_encryption(arguments: &Arguments, zones: Option<u32>) -> Result<EraseGuarantee> {
+/// Checks the keys of encryption.
+fn check_encryption(arguments: &Arguments, zones: Option<u32>) -> Result<()> {
     let path = arguments.optional_path("key_file")?;
     if let Some(path) = &path {
         arguments.claim("key_file", path, false, secret::lock_key_of_256_bits);
     }
     if !arguments.given(KEY_STORE) {
-        return Ok(EraseGuarantee::None);
+        return Ok(());
     }
     if path.is_none() {
         return Err(arguments.refuse(KEY_STORE, "key_store without key_file; expected both, or neither"));
@@ -364,7 +364,7 @@ fn plan_encryption(arguments: &Arguments, zones: Option<u32>) -> Result<EraseGua
         key_store::check_device(&device, zones)
             .map_err(|error| arguments.refuse(KEY_STORE, error.detail().to_owned()))?;
     }
-    Ok(EraseGuarantee::Key)
+    Ok(())
 }
 
 /// Plans a shape. Only the bucket knows the size of existing zones, unless the keys have it.
@@ -377,7 +377,9 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
     };
     let geometry = options.settings.geometry(zones.unwrap_or(4), zone_size.unwrap_or(DEFAULT_ZONE_SIZE));
     let geometry = geometry.map_err(|error| arguments.refuse("memory", error.detail().to_owned()))?;
-    let geometry = ZoneGeometry { erase: plan_encryption(arguments, zones)?, ..geometry };
+    check_encryption(arguments, zones)?;
+    let erase = encryption::guarantee(arguments.given(KEY_STORE));
+    let geometry = ZoneGeometry { erase, ..geometry };
     match (zones, zone_size) {
         (Some(_), Some(_)) => Ok(Shape::of_zones(geometry)),
         _ => Ok(Shape::default()),

@@ -4,12 +4,13 @@
 //! are read; then the look begins again with the newer ones.
 
 use crate::format::{Kind, Manifest};
-use crate::manifests::Manifests;
+use crate::manifests::{Manifests, is_sealed};
 use crate::names::Name;
 use crate::opening::{
     EpochEnd, State, apply, check_empty, end_of, epoch_before, has_claim, last_epoch, missing_claim,
     unfinished,
 };
+use crate::retry;
 use crate::table::Table;
 use block::{Error, Result};
 
@@ -39,7 +40,7 @@ impl Looked {
 
     /// Whether a seal follows the last manifest.
     pub fn is_sealed(&self) -> bool {
-        self.manifest.number.checked_add(1).is_some_and(|next| self.seals.first() == Some(&next))
+        is_sealed(self.manifest.number, &self.seals)
     }
 }
 
@@ -49,20 +50,18 @@ impl Looked {
 /// [`Error::NotFound`] for one that isn't finished; [`Error::Corrupt`] and [`Error::Unsupported`] for damaged
 /// manifests and unknown versions; errors of the store.
 pub(crate) async fn look(manifests: &Manifests) -> Result<Option<Looked>> {
-    let mut attempt = 1;
-    loop {
+    let is_overtaken = |error: &Error| matches!(error, Error::Corrupt(_) | Error::Busy(_));
+    let looked = retry::while_overtaken(ATTEMPTS, is_overtaken, async |_| {
         let claimed = last_epoch(manifests).await?;
         if claimed == 0 {
-            return check_empty(manifests).await.map(|()| None);
+            return Ok(None);
         }
-        let looked = match look_at(manifests, claimed).await {
-            Ok(looked) => check_last(manifests, looked).await,
-            failed => failed,
-        };
-        match looked {
-            Err(Error::Corrupt(_) | Error::Busy(_)) if attempt < ATTEMPTS => attempt += 1,
-            looked => return looked.map(Some),
-        }
+        let looked = look_at(manifests, claimed).await?;
+        check_last(manifests, looked).await.map(Some)
+    });
+    match looked.await? {
+        None => check_empty(manifests).await.map(|()| None),
+        looked => Ok(looked),
     }
 }
 
@@ -93,7 +92,7 @@ async fn check_without_base(manifests: &Manifests, epochs: &[u32]) -> Result<()>
 async fn look_at(manifests: &Manifests, claimed: u32) -> Result<Looked> {
     let (mut epoch, mut without_base) = (claimed, Vec::new());
     loop {
-        let EpochEnd { newest, state } = end_of(manifests, epoch, false).await?;
+        let EpochEnd { newest, state, .. } = end_of(manifests, epoch, false).await?;
         match state {
             State::Loaded(loaded) => {
                 check_without_base(manifests, &without_base).await?;

@@ -15,17 +15,16 @@ use crate::format::Kind;
 use crate::garbage::Garbage;
 use crate::manifests::{Created, Identity, Manifests, age_of};
 use crate::names::Name;
+use crate::retry::Pause;
 use crate::table::{Change, Table, encode_changes};
 use block::{Data, Error, Result};
 use runtime::FailureRun;
 use runtime::sync::Notify;
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
-use std::time::Duration;
-
-/// Shortest and longest pause before a manifest is written again.
-const MIN_PAUSE: Duration = Duration::from_millis(250);
-const MAX_PAUSE: Duration = Duration::from_secs(5);
+use std::task::Poll;
 
 /// Manifests of a writer.
 pub(crate) struct ManifestLog {
@@ -96,14 +95,7 @@ impl ManifestLog {
     /// Whether a manifest of this epoch isn't needed any more: it is before the base to which the last delta
     /// links.
     pub fn is_replaced(&self, name: Name) -> bool {
-        let linked = self.linked.get();
-        match name {
-            Name::Manifest { epoch, number } => {
-                epoch == self.identity.epoch && (1..=linked).contains(&number) && linked > 1
-            }
-            Name::Base { epoch, number } => epoch == self.identity.epoch && number < linked,
-            Name::Piece(_) => false,
-        }
+        bases::is_replaced(name, self.identity.epoch, self.linked.get())
     }
 
     /// Whether the last attempt to write a manifest failed.
@@ -126,11 +118,27 @@ impl ManifestLog {
         self.changed.notify_all();
     }
 
-    /// Waits until the log has ended.
-    pub async fn ended(&self) {
-        while self.check().is_ok() {
+    /// Waits until the log has ended, and returns the error of [`check`](Self::check).
+    async fn wait_until_ended(&self) -> Error {
+        loop {
+            if let Err(error) = self.check() {
+                return error;
+            }
             self.changed.notified().await;
         }
+    }
+
+    /// Carries out `work`, unless the log ends first.
+    ///
+    /// # Errors
+    /// Errors of [`check`](Self::check).
+    pub async fn unless_ended<T>(&self, work: impl Future<Output = T>) -> Result<T> {
+        let (mut work, mut ended) = (pin!(work), pin!(self.wait_until_ended()));
+        poll_fn(|context| match ended.as_mut().poll(context) {
+            Poll::Ready(error) => Poll::Ready(Err(error)),
+            Poll::Pending => work.as_mut().poll(context).map(Ok),
+        })
+        .await
     }
 
     /// Adds changes, in order, and returns the number of their batch.
@@ -245,7 +253,7 @@ impl ManifestLog {
 
     /// Writes the base that was begun, again until the store has it.
     async fn write_base(self: Rc<Self>, bytes: Data) {
-        let mut pause = MIN_PAUSE;
+        let mut pause = Pause::new();
         while self.check().is_ok() {
             match self.bases.write(&self.manifests, &self.identity, &bytes).await {
                 Ok(is_written) => {
@@ -255,8 +263,7 @@ impl ManifestLog {
                 }
                 Err(error) => self.base_failures.failed(format!("writing a base manifest: {error}")),
             }
-            runtime::sleep(pause).await;
-            pause = (pause * 2).min(MAX_PAUSE);
+            pause.wait().await;
         }
     }
 
@@ -275,7 +282,7 @@ impl ManifestLog {
 
     /// Creates a manifest, again until the store answers.
     async fn create(&self, manifest: &crate::format::Manifest, bytes: &Data) -> Result<()> {
-        let mut pause = MIN_PAUSE;
+        let mut pause = Pause::new();
         loop {
             match self.manifests.create(manifest, bytes).await {
                 Ok(Created::Ours) => {
@@ -288,9 +295,8 @@ impl ManifestLog {
                 Err(error) => self.failures.failed(format!("writing a manifest: {error}")),
             }
             self.check()?;
-            runtime::sleep(pause).await;
+            pause.wait().await;
             self.check()?;
-            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 }

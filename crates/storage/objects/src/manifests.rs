@@ -10,8 +10,10 @@ use std::rc::Rc;
 
 /// Largest manifest, in bytes: a base with 30 million pieces.
 pub(crate) const MAX_MANIFEST: usize = 512 << 20;
+/// Most pages of a listing of a volume: a thousand million objects.
+pub(crate) const MAX_PAGES: usize = 1 << 20;
 /// Most pages of a listing of an epoch: a writer has some thousand manifests until the grace is over.
-const MAX_PAGES: usize = 10_000;
+const MAX_PAGES_OF_EPOCH: usize = 10_000;
 /// Most seals of an epoch: each opening creates a few, unless it ends early.
 const MAX_SEALS: usize = 10_000;
 /// Manifests that are read at the same time.
@@ -50,7 +52,7 @@ pub(crate) struct Newest {
 impl Newest {
     /// Whether the next number is a seal, so that the writer of the epoch creates no manifest any more.
     pub fn is_sealed(&self) -> bool {
-        self.number.checked_add(1).is_some_and(|next| self.seals.first() == Some(&next))
+        is_sealed(self.number, &self.seals)
     }
 }
 
@@ -73,6 +75,22 @@ pub(crate) fn now() -> u64 {
 /// Time in milliseconds since 1970, for operators.
 pub(crate) fn age_of(time: u64) -> String {
     format!("{} s ago", now().saturating_sub(time) / 1000)
+}
+
+/// Whether nothing needs an object of an ended epoch once the next one has a base. Needed are the claim, and
+/// the seals after the `last` other manifest.
+fn is_old(name: &Name, last: u64) -> bool {
+    match name {
+        Name::Manifest { number, .. } => (1..=last).contains(number),
+        Name::Base { .. } => true,
+        Name::Piece(_) => false,
+    }
+}
+
+/// Whether the number after `last` is the first one of these seals: then the writer of the epoch creates no
+/// manifest any more.
+pub(crate) fn is_sealed(last: u64, seals: &[u64]) -> bool {
+    last.checked_add(1).is_some_and(|next| seals.first() == Some(&next))
 }
 
 impl Identity {
@@ -176,15 +194,30 @@ impl Manifests {
         ))
     }
 
-    /// Passes on the names of the objects that begin with a prefix, in order.
+    /// Passes on the names of the objects that begin with a prefix, in order, without those of other
+    /// programs.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for more pages than these; errors of the store.
+    /// Errors of [`list_all`](Self::list_all).
     pub async fn list(&self, prefix: &str, max_pages: usize, mut take: impl FnMut(Name)) -> Result<()> {
+        let take = |key: &str, _| self.names.parse(key).into_iter().for_each(&mut take);
+        self.list_all(prefix, max_pages, take).await
+    }
+
+    /// Passes on keys and lengths of all objects that begin with a prefix, in the order of their keys.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for more than `max_pages` pages; errors of the store.
+    pub async fn list_all(
+        &self,
+        prefix: &str,
+        max_pages: usize,
+        mut take: impl FnMut(&str, u64),
+    ) -> Result<()> {
         let mut from = None;
         for _ in 0..max_pages {
             let page = self.store.list(prefix, from.as_deref()).await?;
-            page.objects.iter().filter_map(|listed| self.names.parse(&listed.key)).for_each(&mut take);
+            page.objects.iter().for_each(|listed| take(&listed.key, listed.length));
             from = page.next;
             if from.is_none() {
                 return Ok(());
@@ -202,7 +235,7 @@ impl Manifests {
     /// Errors of the store.
     pub async fn of_epoch(&self, epoch: u32) -> Result<Vec<Name>> {
         let mut names = Vec::new();
-        self.list(&self.names.manifests_of(epoch), MAX_PAGES, |name| names.push(name)).await?;
+        self.list(&self.names.manifests_of(epoch), MAX_PAGES_OF_EPOCH, |name| names.push(name)).await?;
         Ok(names)
     }
 
@@ -222,6 +255,37 @@ impl Manifests {
             numbers.insert(0, 0);
         }
         Ok(numbers)
+    }
+
+    /// Lists the objects of an ended epoch that nothing needs once the next one has a base. `last` is the
+    /// number of its last manifest that isn't a seal.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub async fn list_old(&self, epoch: u32, last: u64) -> Result<Vec<Name>> {
+        let mut names = self.of_epoch(epoch).await?;
+        names.retain(|name| is_old(name, last));
+        Ok(names)
+    }
+
+    /// Chooses those of an ended epoch's manifests that nothing needs once the next one has a base, from all
+    /// numbers of a listing. A last one that can't be read may be the seal that fences the writer of the
+    /// epoch: then none of them.
+    ///
+    /// # Errors
+    /// Errors of [`newest`](Self::newest).
+    pub async fn old_of(&self, epoch: u32, numbers: &[u64]) -> Result<Vec<Name>> {
+        if numbers.iter().filter(|number| **number > 0).count() < 2 {
+            // The seal alone.
+            return Ok(Vec::new());
+        }
+        let newest = self.newest(epoch, numbers).await?;
+        if let (Err(error), []) = (&newest.manifest, &newest.seals[..]) {
+            tracing::warn!("manifests of epoch {epoch}: {error}; it may be a seal: all of them are kept");
+            return Ok(Vec::new());
+        }
+        let names = numbers.iter().map(|number| Name::Manifest { epoch, number: *number });
+        Ok(names.filter(|name| is_old(name, newest.number)).collect())
     }
 
     /// Finds the last of these manifests that isn't a seal.

@@ -21,7 +21,6 @@ pub use survey::Count;
 
 use crate::core::{Core, Settings};
 use crate::encryption::{self, Encryption};
-use crate::format::Writers;
 use crate::looking::{Looked, look};
 use crate::manifests::{Identity, Manifests};
 use crate::names::Names;
@@ -100,7 +99,7 @@ pub(crate) fn read_only(
 ) -> Result<Rc<Core>> {
     let Readable { looked, secrets } = found;
     let last = &looked.manifest;
-    let writer = Writers { id: last.writer.id, name: last.writer.name.clone() };
+    let writer = last.writer.clone();
     let identity = Identity { volume: last.volume, epoch: last.epoch, writer };
     let mut table = looked.table.clone();
     table.interrupt();

@@ -25,6 +25,7 @@ use crate::format::{Kind, Manifest, Writers, decode_token, encode_token};
 use crate::manifest_log::fenced;
 use crate::manifests::{Created, Identity, MAX_MANIFEST, Manifests, Newest, READERS, age_of};
 use crate::names::Name;
+use crate::retry;
 use crate::table::{Table, decode_changes};
 use block::{Claim, ClaimToken, Error, Result};
 use std::cell::Cell;
@@ -66,6 +67,7 @@ pub(crate) struct Found {
 
 /// The end of an epoch, as its manifests had it when they were read.
 pub(crate) struct EpochEnd {
+    pub epoch: u32,
     pub newest: Newest,
     pub state: State,
 }
@@ -305,18 +307,16 @@ pub(crate) async fn end_of(manifests: &Manifests, epoch: u32, is_replaced: bool)
     let numbers = manifests.numbers(epoch).await?;
     let newest = manifests.newest(epoch, &numbers).await?;
     let state = load_or_replace(manifests, &newest, is_replaced).await?;
-    Ok(EpochEnd { newest, state })
+    Ok(EpochEnd { epoch, newest, state })
 }
 
 /// Reads the end of an epoch, which its writer may be changing.
 async fn settled_end_of(manifests: &Manifests, epoch: u32, is_replaced: bool) -> Result<EpochEnd> {
-    let mut attempt = 1;
-    loop {
-        match end_of(manifests, epoch, is_replaced && attempt == ATTEMPTS).await {
-            Err(Error::Corrupt(_) | Error::Unsupported(_)) if attempt < ATTEMPTS => attempt += 1,
-            end => return end,
-        }
-    }
+    let is_overtaken = |error: &Error| matches!(error, Error::Corrupt(_) | Error::Unsupported(_));
+    retry::while_overtaken(ATTEMPTS, is_overtaken, async |attempt| {
+        end_of(manifests, epoch, is_replaced && attempt == ATTEMPTS).await
+    })
+    .await
 }
 
 /// Epoch before one without a base, from its claim; `None` for the first one.
@@ -328,17 +328,44 @@ pub(crate) fn epoch_before(claim: &Manifest) -> Result<Option<u32>> {
     }
 }
 
-/// Seals an epoch, of which this was read, and returns the state that it ends with; `None` if there is no
-/// volume, or none that can be read and `is_replaced`.
-async fn take_over(
+/// Reads the end of the epoch before one without a base, whose claim this is; `None` for the first epoch.
+async fn end_before(manifests: &Manifests, claim: &Manifest, is_replaced: bool) -> Result<Option<EpochEnd>> {
+    match epoch_before(claim)? {
+        Some(before) => settled_end_of(manifests, before, is_replaced).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Seals an epoch, of which this was read, and loads the state that it ends with; `None` if there is no
+/// volume, or none that can be read and `is_replaced`. Of an epoch without a base that before it is sealed
+/// as well.
+async fn seal_and_load(
     manifests: &Manifests,
-    epoch: u32,
     end: EpochEnd,
     writer: &Writers,
     is_replaced: bool,
     check: Check<'_>,
 ) -> Result<Option<Loaded>> {
-    let EpochEnd { newest, mut state } = end;
+    let mut end = Some(end);
+    while let Some(of_epoch) = end.take() {
+        match seal(manifests, of_epoch, writer, is_replaced, check).await? {
+            State::Loaded(loaded) => return Ok(Some(*loaded)),
+            State::Damaged => return Ok(None),
+            State::Before(claim) => end = end_before(manifests, &claim, is_replaced).await?,
+        }
+    }
+    Ok(None)
+}
+
+/// Seals one epoch, and returns the state that it ends with.
+async fn seal(
+    manifests: &Manifests,
+    end: EpochEnd,
+    writer: &Writers,
+    is_replaced: bool,
+    check: Check<'_>,
+) -> Result<State> {
+    let EpochEnd { epoch, newest, mut state } = end;
     if let State::Loaded(loaded) = &state {
         check(loaded, Proof::None)?;
     }
@@ -352,28 +379,7 @@ async fn take_over(
     if let State::Loaded(loaded) = &state {
         check(loaded, Proof::Fenced)?;
     }
-    match state {
-        State::Loaded(loaded) => Ok(Some(*loaded)),
-        State::Damaged => Ok(None),
-        State::Before(claim) => match epoch_before(&claim)? {
-            None => Ok(None),
-            Some(before) => {
-                let end = settled_end_of(manifests, before, is_replaced).await?;
-                Box::pin(take_over(manifests, before, end, writer, is_replaced, check)).await
-            }
-        },
-    }
-}
-
-/// Objects of an epoch that are no longer needed once the next one has a base.
-async fn old_manifests(manifests: &Manifests, epoch: u32, last: u64) -> Result<Vec<Name>> {
-    let mut names = manifests.of_epoch(epoch).await?;
-    // Neither the claim nor the seals after the last one.
-    names.retain(|name| match name {
-        Name::Manifest { number, .. } => (1..=last).contains(number),
-        _ => true,
-    });
-    Ok(names)
+    Ok(state)
 }
 
 pub(crate) async fn has_claim(manifests: &Manifests, epoch: u32) -> Result<bool> {
@@ -435,19 +441,18 @@ async fn zones_of(manifests: &Manifests, end: &EpochEnd, check: Check<'_>) -> Re
         let table = &loaded.table;
         Ok(Some(NewZones { zones: table.zones.len() as u32, zone_size: table.zone_size }))
     };
-    let mut claim = match &end.state {
-        State::Loaded(loaded) => return of(loaded),
-        State::Damaged => return Ok(None),
-        State::Before(claim) => claim.clone(),
-    };
-    while let Some(before) = epoch_before(&claim)? {
-        match settled_end_of(manifests, before, false).await?.state {
-            State::Loaded(loaded) => return of(&loaded),
-            State::Damaged => break,
-            State::Before(earlier) => claim = earlier,
+    let mut before = None;
+    loop {
+        let state = before.as_ref().map_or(&end.state, |end: &EpochEnd| &end.state);
+        before = match state {
+            State::Loaded(loaded) => return of(loaded),
+            State::Damaged => return Ok(None),
+            State::Before(claim) => end_before(manifests, claim, false).await?,
+        };
+        if before.is_none() {
+            return Ok(None);
         }
     }
-    Ok(None)
 }
 
 /// Tells an error of manifests that another writer has deleted meanwhile.
@@ -559,7 +564,7 @@ pub(crate) async fn claim_found(
                 Some(_) => Ok(()),
                 None => check_length(&loaded.table).and_then(|()| check(loaded, proof)),
             };
-            let taken = take_over(manifests, before, end, &writer, format.is_some(), &check).await;
+            let taken = seal_and_load(manifests, end, &writer, format.is_some(), &check).await;
             or_overtaken(manifests, before, taken).await?
         }
     };
@@ -592,7 +597,7 @@ pub(crate) async fn claim_found(
         return Err(fenced(&identity, &other));
     }
     if let Some((epoch, number)) = ended {
-        garbage.extend(old_manifests(manifests, epoch, number).await?);
+        garbage.extend(manifests.list_old(epoch, number).await?);
     }
     let position = Position { number: 1, base: 1, base_bytes: bytes.len(), delta_bytes: 0 };
     Ok(Opened { identity, claim, table, position, garbage, was_unclean })

@@ -116,7 +116,12 @@ fn status_of_found(volume: &Volume) -> Status {
         "zones": volume.zones.zones,
         "zone_size": volume.zones.zone_size,
     });
-    let mut status = value.as_object().cloned().unwrap_or_default();
+    known(value)
+}
+
+/// The fields of a status that have a value.
+pub(crate) fn known(value: Value) -> Status {
+    let Value::Object(mut status) = value else { return Status::new() };
     status.retain(|_, value| !value.is_null());
     status
 }
@@ -135,7 +140,7 @@ pub(crate) fn requests(counts: &Counts) -> Status {
         "sent_bytes": counts.sent_bytes,
         "received_bytes": counts.received_bytes,
     });
-    value.as_object().cloned().unwrap_or_default()
+    known(value)
 }
 
 /// Status of the zones, on their home shard.
@@ -158,7 +163,7 @@ fn status(core: &Core) -> Status {
         "zone_size": core.geometry().zone_size,
         "open": open,
         "active": active,
-        "encryption": if core.is_encrypted() { "XAES-256-GCM" } else { "none" },
+        "encryption": encryption::cipher(core.is_encrypted()),
         "erase": core.geometry().erase.to_string(),
         "zones_without_key": core.key_store().map(KeyStore::lost),
         "compression": core.settings().compression.name(),
@@ -172,8 +177,7 @@ fn status(core: &Core) -> Status {
         "merged_objects": core.merging.replaced.get(),
         "merged_bytes": core.merging.moved.get(),
     });
-    let mut status = value.as_object().cloned().unwrap_or_default();
-    status.retain(|_, value| !value.is_null());
+    let mut status = known(value);
     status.extend(requests(&core.counts()));
     status
 }

@@ -11,14 +11,14 @@
 //!   view stay in memory while it is there, also if the writer has destroyed them since.
 
 use crate::KIND;
-use crate::core::{Core, Settings};
+use crate::core::{Core, Settings, closed};
 use crate::encryption;
 use crate::key_store::KeyStore;
 use crate::manifests::{Manifests, age_of};
 use crate::names::Names;
 use crate::offline::read_only;
 use crate::opening;
-use crate::part::{Options, requests};
+use crate::part::{Options, known, requests};
 use crate::readable::Readable;
 use crate::volume::check_expected;
 use block::{
@@ -28,7 +28,7 @@ use block::{
 use object_store::Store;
 use runtime::sync::{Notify, Semaphore};
 use runtime::{FailureRun, Home, TaskGroup};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -152,7 +152,7 @@ impl Reader {
     /// Zones with the newest state.
     fn core(&self) -> Result<Rc<Core>> {
         match self.is_closed.get() {
-            true => Err(Error::closed("the zones are closed: open them again")),
+            true => Err(closed()),
             false => Ok(self.state.borrow().core.clone()),
         }
     }
@@ -171,14 +171,13 @@ impl Reader {
             "states": self.number.get(),
             "zones": looked.table.zones.len(),
             "zone_size": looked.table.zone_size,
-            "encryption": if self.manifests.is_encrypted() { "XAES-256-GCM" } else { "none" },
+            "encryption": encryption::cipher(self.manifests.is_encrypted()),
             "zones_without_key": state.found.secrets.as_deref().map(KeyStore::lost),
             "pieces": stored.pieces,
             "stored_bytes": stored.bytes,
             "object_bytes": stored.object_bytes(self.manifests.is_encrypted()),
         });
-        let mut status = value.as_object().cloned().unwrap_or_default();
-        status.retain(|_, value: &mut Value| !value.is_null());
+        let mut status = known(value);
         status.extend(requests(&counts));
         status
     }

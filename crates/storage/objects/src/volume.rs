@@ -222,9 +222,7 @@ impl Volume {
     }
 
     async fn open_found(&self, found: Option<Found>, token: Option<ClaimToken>) -> Result<(Rc<Core>, Claim)> {
-        let mut id = [0; 16];
-        runtime::fill_secret(&mut id);
-        let writer = Writers { id, name: self.writer.clone() };
+        let writer = Writers::new(self.writer.clone());
         let check = |loaded: &Loaded, proof| self.existing.check(loaded, proof, &self.settings);
         let found = match found {
             Some(found) => found,

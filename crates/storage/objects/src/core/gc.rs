@@ -1,14 +1,12 @@
 //! Search for garbage: objects that no manifest names, of writers that crashed or were fenced.
 
 use super::Core;
-use crate::manifests::Manifests;
+use crate::manifests::MAX_PAGES;
 use crate::names::Name;
 use block::Result;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// Most pages of a listing: a thousand million objects.
-const MAX_PAGES: usize = 1 << 20;
 /// Most pieces that one search finds; the next one finds the others.
 const MAX_PIECES: usize = 1 << 17;
 
@@ -59,7 +57,7 @@ impl Core {
         };
         self.manifests.list(&names.manifests(), MAX_PAGES, take).await?;
         for (epoch, numbers) in epochs {
-            found.extend(old_manifests(&self.manifests, epoch, &numbers).await?);
+            found.extend(self.manifests.old_of(epoch, &numbers).await?);
         }
         // Pieces may be in changes that were added before. A reset that is being written may have taken
         // pieces out of the table: they are garbage once its manifest exists.
@@ -71,23 +69,4 @@ impl Core {
         self.garbage.add(garbage);
         Ok(count)
     }
-}
-
-/// Manifests of an earlier epoch that nothing needs: all of these but its claim and the seals at its end. The
-/// first of those fences the writer of the epoch. A last one that can't be read may be that seal: then it is
-/// none of them.
-pub(crate) async fn old_manifests(manifests: &Manifests, epoch: u32, numbers: &[u64]) -> Result<Vec<Name>> {
-    let others = numbers.iter().filter(|number| **number > 0).count();
-    if others < 2 {
-        // The seal alone.
-        return Ok(Vec::new());
-    }
-    let newest = manifests.newest(epoch, numbers).await?;
-    if let (Err(error), []) = (&newest.manifest, &newest.seals[..]) {
-        tracing::warn!("manifests of epoch {epoch}: {error}; it may be a seal: all of them are kept");
-        return Ok(Vec::new());
-    }
-    let last = newest.number;
-    let old = numbers.iter().filter(|number| (1..=last).contains(*number));
-    Ok(old.map(|number| Name::Manifest { epoch, number: *number }).collect())
 }

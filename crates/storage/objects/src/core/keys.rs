@@ -1,6 +1,7 @@
 //! Keys of zones.
 
 use super::Core;
+use crate::encryption;
 use crate::format::{ATTEMPT_BITS, ChunkSealer, VolumeId};
 use crate::gather::Gather;
 use crate::key_store::{Empty, KeyStore};
@@ -24,7 +25,7 @@ impl ZoneKeys {
 
     /// Guarantee of a reset.
     pub fn guarantee(&self) -> EraseGuarantee {
-        if self.store.is_some() { EraseGuarantee::Key } else { EraseGuarantee::None }
+        encryption::guarantee(self.store.is_some())
     }
 
     /// Key of a zone in a generation.

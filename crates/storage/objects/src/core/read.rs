@@ -1,9 +1,10 @@
 //! Reads: from memory what isn't uploaded, and ranges of pieces otherwise.
 
-use super::Core;
+use super::{Core, closed};
 use crate::compression::{Index, Size};
 use crate::format::{ChunkRange, chunk_range, verify};
 use crate::names::{Name, PieceName};
+use crate::retry::Pause;
 use crate::seal::Sealer;
 use block::{Buffer, Data, Error, ReadOutcome, Result, ZoneAddress, ZoneIndex};
 use std::ops::Range;
@@ -17,8 +18,6 @@ const ATTEMPTS: u32 = 3;
 /// Time limit of a read from a store that fails. The client ends earlier when other requests have used up its
 /// retry budget.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Pause before the first further attempt, and the longest one.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 
 /// Place of bytes.
 enum Source {
@@ -66,7 +65,7 @@ impl Core {
     /// Places of bytes of a zone, each with its number of bytes.
     fn sources(&self, at: ZoneAddress, length: u64) -> Result<Vec<(usize, Source)>> {
         if self.is_closed.get() {
-            return Err(Error::closed("the zones are closed: open them again"));
+            return Err(closed());
         }
         self.geometry.check_read(at, length as usize)?;
         let zones = self.zones.borrow();
@@ -154,7 +153,7 @@ impl Core {
     ) -> Result<()> {
         let object = Object { name, size, zone_key, key: self.manifests.names.key(Name::Piece(*name)) };
         let key = &object.key;
-        let (end, mut damaged, mut pause) = (runtime::now() + LIMIT, 0, PAUSE.0);
+        let (end, mut damaged, mut pause) = (runtime::now() + LIMIT, 0, Pause::new());
         loop {
             buffer.clear();
             let read = async {
@@ -174,9 +173,10 @@ impl Core {
                     damaged += 1;
                     damaged < ATTEMPTS
                 }
-                error if may_pass(error) && !self.is_closed.get() && runtime::now() + pause < end => {
-                    runtime::sleep(pause).await;
-                    pause = (pause * 2).min(PAUSE.1);
+                error
+                    if may_pass(error) && !self.is_closed.get() && runtime::now() + pause.length() < end =>
+                {
+                    pause.wait().await;
                     true
                 }
                 _ => false,

@@ -4,19 +4,13 @@ use super::{Core, Pending, Zone};
 use crate::format::piece_object;
 use crate::gather::Sealed;
 use crate::names::{Name, PieceName};
+use crate::retry::Pause;
 use block::{Error, Result, ZoneIndex};
 use object_store::{Condition, Put};
 use runtime::sync::{Permit, Semaphore};
 use runtime::{FailureRun, TaskGroup};
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
-use std::time::Duration;
-
-/// Pause before the first further attempt, and the longest one.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 
 /// State of the uploads.
 pub(super) struct Uploads {
@@ -57,14 +51,9 @@ impl Core {
         let waiting = &self.uploads.waiting;
         waiting.set(waiting.get() + 1);
         self.upload_longest();
-        let (mut taken, mut ended) = (pin!(self.memory.acquire(bytes)), pin!(self.log.ended()));
-        let memory = poll_fn(|context| match ended.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(None),
-            Poll::Pending => taken.as_mut().poll(context).map(Some),
-        });
-        let memory = memory.await;
+        let memory = self.log.unless_ended(self.memory.acquire(bytes)).await;
         waiting.set(waiting.get() - 1);
-        memory.ok_or_else(|| self.log.check().err().unwrap_or_else(|| Error::closed("the zones are closed")))
+        memory
     }
 
     /// Uploads the longest gathered bytes, unless half of the memory is being uploaded: what that releases
@@ -118,7 +107,7 @@ impl Core {
     /// # Errors
     /// Errors of a log that has ended.
     async fn upload_piece(self: &Rc<Self>, mut name: PieceName, sealed: &Rc<Sealed>) -> Result<Attempt> {
-        let mut pause = PAUSE.0;
+        let mut pause = Pause::new();
         loop {
             self.log.check()?;
             let slot = self.uploads.slots.acquire(1).await;
@@ -138,8 +127,7 @@ impl Core {
             self.garbage.add([Name::Piece(name)]);
             drop(attempt);
             self.uploads.failures.failed(format!("uploading pieces: {failure}"));
-            runtime::sleep(pause).await;
-            pause = (pause * 2).min(PAUSE.1);
+            pause.wait().await;
         }
     }
 

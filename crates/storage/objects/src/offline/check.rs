@@ -79,24 +79,28 @@ impl CheckReport {
         }
     }
 
+    /// Adds a manifest, by its key; an empty one if the text has it.
+    fn add_manifest(&mut self, object: &str, what: &str) {
+        self.add(None, std::slice::from_ref(&NO_BYTES), || (object.to_owned(), what.to_owned()));
+    }
+
     /// The report as JSON.
     pub fn to_json(&self) -> Value {
-        let count = |count: Count| json!({ "objects": count.objects, "bytes": count.bytes });
         let damage: Vec<Value> = self.damage.iter().map(Damage::to_json).collect();
         json!({
             "epoch": self.manifest.map(|(epoch, _)| epoch),
             "manifest": self.manifest.map(|(_, number)| number),
             "writer": self.writer,
             "zones": self.zones,
-            "pieces": count(self.pieces),
+            "pieces": self.pieces.to_json(),
             "verified_bytes": self.verified_bytes,
             "is_damaged": self.is_damaged(),
             "damaged_objects": self.damaged_objects,
             "lost_bytes": self.lost_bytes,
             "damage": damage,
-            "garbage": count(self.garbage),
-            "unsettled": count(self.unsettled),
-            "foreign": count(self.foreign),
+            "garbage": self.garbage.to_json(),
+            "unsettled": self.unsettled.to_json(),
+            "foreign": self.foreign.to_json(),
         })
     }
 }
@@ -151,13 +155,11 @@ impl Volume {
         }
         // The last claim, which a write cache compares with what it knows.
         if let Err(error @ Error::Corrupt(_)) = self.manifests.get(looked.claimed, 0).await {
-            let what = error.detail().to_owned();
-            report.add(None, std::slice::from_ref(&NO_BYTES), || (String::new(), what.clone()));
+            report.add_manifest("", error.detail());
         }
         for epoch in &survey.claims {
             let object = self.manifests.key(*epoch, 0);
-            let what = "it is missing; expected the claim of each epoch".to_owned();
-            report.add(None, std::slice::from_ref(&NO_BYTES), || (object.clone(), what.clone()));
+            report.add_manifest(&object, "it is missing; expected the claim of each epoch");
         }
         let mut lost = survey.seen.zones().flat_map(|zone| survey.seen.pieces(zone, false)).peekable();
         if damaged.is_empty() && lost.peek().is_none() {
@@ -216,8 +218,7 @@ async fn read_all(
 /// Report of a volume whose manifests can't be read.
 fn without_state(error: &Error) -> CheckReport {
     let mut report = CheckReport::default();
-    let what = error.detail().to_owned();
-    report.add(None, std::slice::from_ref(&NO_BYTES), || (String::new(), what.clone()));
+    report.add_manifest("", error.detail());
     report
 }
 

@@ -5,6 +5,7 @@ use super::Volume;
 use crate::format::{Kind, Writers};
 use crate::manifests::{Identity, Newest, age_of};
 use crate::opening::{self, last_epoch};
+use crate::retry;
 use block::{Error, Result};
 
 /// Attempts, each of which may be overtaken by an opening.
@@ -55,20 +56,22 @@ impl Volume {
     }
 
     async fn newest(&self) -> Result<(u32, Newest)> {
-        let mut attempt = 1;
-        loop {
+        let is_overtaken = |error: &Error| matches!(error, Error::Corrupt(_));
+        let found = retry::while_overtaken(ATTEMPTS, is_overtaken, async |_| {
             let epoch = last_epoch(&self.manifests).await?;
             if epoch == 0 {
-                opening::check_empty(&self.manifests).await?;
-                return Err(opening::none(&self.manifests));
+                return Ok(None);
             }
             let numbers = self.manifests.numbers(epoch).await?;
-            match self.manifests.newest(epoch, &numbers).await {
-                // Of another version, or with another key: what a seal does there isn't known.
-                Ok(Newest { manifest: Err(error @ Error::Unsupported(_)), .. }) => return Err(error),
-                Ok(newest) => return Ok((epoch, newest)),
-                Err(Error::Corrupt(_)) if attempt < ATTEMPTS => attempt += 1,
-                Err(error) => return Err(error),
+            self.manifests.newest(epoch, &numbers).await.map(|newest| Some((epoch, newest)))
+        });
+        match found.await? {
+            // Of another version, or with another key: what a seal does there isn't known.
+            Some((_, Newest { manifest: Err(error @ Error::Unsupported(_)), .. })) => Err(error),
+            Some(found) => Ok(found),
+            None => {
+                opening::check_empty(&self.manifests).await?;
+                Err(opening::none(&self.manifests))
             }
         }
     }
@@ -95,9 +98,7 @@ impl Volume {
     /// # Errors
     /// Errors of [`epoch`](Self::epoch); [`Error::Busy`] if writers are faster each time.
     pub async fn fence(&self) -> Result<Epoch> {
-        let mut id = [0; 16];
-        runtime::fill_secret(&mut id);
-        let writer = Writers { id, name: format!("siltstone objects fence, {}", self.writer) };
+        let writer = Writers::new(format!("siltstone objects fence, {}", self.writer));
         for _ in 0..ATTEMPTS {
             let (epoch, newest) = self.newest().await?;
             let volume = newest.manifest.as_ref().map_or([0; 16], |manifest| manifest.volume);

@@ -1,14 +1,10 @@
 //! State of a volume as its bucket has it.
 
 use super::Volume;
-use super::survey::{Count, survey};
+use super::survey::survey;
 use crate::table::State;
 use block::Result;
 use serde_json::{Map, Value, json};
-
-fn count(count: Count) -> Value {
-    json!({ "objects": count.objects, "bytes": count.bytes })
-}
 
 impl Volume {
     /// Returns the state of the volume, without a claim: nothing is written. With `garbage` all objects are
@@ -59,10 +55,10 @@ impl Volume {
         }
         if garbage {
             let survey = survey(&self.manifests, &looked, listed).await?;
-            status["manifests"] = count(survey.manifests);
-            status["garbage"] = count(survey.garbage);
-            status["unsettled"] = count(survey.unsettled);
-            status["foreign"] = count(survey.foreign);
+            status["manifests"] = survey.manifests.to_json();
+            status["garbage"] = survey.garbage.to_json();
+            status["unsettled"] = survey.unsettled.to_json();
+            status["foreign"] = survey.foreign.to_json();
         }
         Ok(status.as_object().cloned().unwrap_or_default())
     }

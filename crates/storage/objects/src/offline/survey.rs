@@ -1,16 +1,16 @@
 //! The objects below a prefix, compared with the manifests of the volume.
 
+use crate::bases;
 use crate::compression::Size;
-use crate::core::old_manifests;
 use crate::looking::Looked;
-use crate::manifests::{Manifests, READERS};
+use crate::manifests::{MAX_PAGES, Manifests, READERS};
 use crate::names::{Name, PieceName};
+use crate::retry;
 use crate::table::{Piece, Table};
 use block::{Error, Result};
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most pages of a listing: a thousand million objects.
-const MAX_PAGES: usize = 1 << 20;
 /// Most names of garbage that are kept; the others are counted.
 const MAX_NAMES: usize = 1 << 20;
 /// Most objects that are described one by one; the others are counted.
@@ -31,6 +31,11 @@ pub struct Count {
 }
 
 impl Count {
+    /// The count as JSON.
+    pub fn to_json(self) -> Value {
+        json!({ "objects": self.objects, "bytes": self.bytes })
+    }
+
     fn add(&mut self, bytes: u64) {
         (self.objects, self.bytes) = (self.objects + 1, self.bytes + bytes);
     }
@@ -122,23 +127,6 @@ impl<'t> Seen<'t> {
     }
 }
 
-/// Passes on keys and lengths of the objects that begin with a prefix.
-async fn list(manifests: &Manifests, prefix: &str, mut take: impl FnMut(&str, u64)) -> Result<()> {
-    let mut from = None;
-    for _ in 0..MAX_PAGES {
-        let page = manifests.store.list(prefix, from.as_deref()).await?;
-        page.objects.iter().for_each(|listed| take(&listed.key, listed.length));
-        from = page.next;
-        if from.is_none() {
-            return Ok(());
-        }
-    }
-    Err(Error::protocol(format!(
-        "object store \"{}\": the listing of {prefix} has more than {MAX_PAGES} pages; expected an end",
-        manifests.store.name()
-    )))
-}
-
 impl<'t> Survey<'t> {
     fn new(table: &'t Table) -> Self {
         let none = Count::default();
@@ -217,7 +205,7 @@ pub(crate) async fn survey<'t>(
             None => survey.unsettled.add(bytes),
         }
     };
-    list(manifests, manifests.names.prefix(), take).await?;
+    manifests.list_all(manifests.names.prefix(), MAX_PAGES, take).await?;
     progress(count);
     for epoch in 1..=looked.claimed {
         let numbers = epochs.remove(&epoch).unwrap_or_default();
@@ -241,21 +229,15 @@ async fn survey_epoch(
         survey.claims.push(epoch);
     }
     let state = &looked.manifest;
-    let is_old: Box<dyn Fn(u64) -> bool> = match epoch {
-        _ if epoch < state.epoch => {
-            let old = old_of(manifests, epoch, numbers).await?;
-            Box::new(move |number| old.contains(&Name::Manifest { epoch, number }))
-        }
-        // The deltas up to the base, and the first base if there is a later one.
-        _ if epoch == state.epoch => Box::new(|number| state.link > 1 && (1..=state.link).contains(&number)),
-        _ => Box::new(|_| false),
+    let old = match epoch < state.epoch {
+        true => old_of(manifests, epoch, numbers).await?,
+        false => BTreeSet::new(),
     };
     for (number, bytes) in listed {
-        match is_old(number) {
+        let name = Name::Manifest { epoch, number };
+        match old.contains(&name) || bases::is_replaced(name, state.epoch, state.link) {
             false => survey.manifests.add(bytes),
-            true if epoch < state.epoch || looked.is_final() => {
-                survey.waste(Name::Manifest { epoch, number }, bytes);
-            }
+            true if epoch < state.epoch || looked.is_final() => survey.waste(name, bytes),
             // Its writer deletes it.
             true => survey.unsettled.add(bytes),
         }
@@ -265,14 +247,12 @@ async fn survey_epoch(
 
 /// Manifests of an earlier epoch that nothing needs. The next writer deletes them, maybe meanwhile.
 async fn old_of(manifests: &Manifests, epoch: u32, listed: Vec<u64>) -> Result<BTreeSet<Name>> {
-    let (mut numbers, mut attempt) = (listed, 1);
-    loop {
-        match old_manifests(manifests, epoch, &numbers).await {
-            Err(Error::Corrupt(_)) if attempt < ATTEMPTS => numbers = manifests.numbers(epoch).await?,
-            old => return old.map(BTreeSet::from_iter),
-        }
-        attempt += 1;
-    }
+    let is_overtaken = |error: &Error| matches!(error, Error::Corrupt(_));
+    let old = retry::while_overtaken(ATTEMPTS, is_overtaken, async |attempt| match attempt {
+        1 => manifests.old_of(epoch, &listed).await,
+        _ => manifests.old_of(epoch, &manifests.numbers(epoch).await?).await,
+    });
+    old.await.map(BTreeSet::from_iter)
 }
 
 /// Asks for each object that seems to be damaged: a listing may show an earlier moment.
