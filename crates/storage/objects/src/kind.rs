@@ -7,6 +7,7 @@ use crate::key_store;
 use crate::names::Names;
 use crate::part::{NewVolume, ObjectsPart, Options};
 use crate::reader::ReaderPart;
+use crate::state;
 use crate::table::Table;
 use block::{Call, Result, ZoneGeometry};
 use crypt::secret::{self, Secret};
@@ -131,9 +132,9 @@ const METRICS: &[Metric] = &[
     Metric::gauge("zones", "zones", "Zones of the part"),
     Metric::gauge("epoch", "object_epoch", "Number of openings of the volume"),
     Metric::gauge("state", "object_is_fenced", "Whether the writer was replaced, or has ended")
-        .if_word("fenced or ended"),
+        .if_word(state::ENDED),
     Metric::gauge("state", "object_store_is_awaited", "Whether the object store doesn't take writes")
-        .if_word("waiting for the store"),
+        .if_word(state::AWAITED),
     Metric::gauge("pieces", "object_pieces", "Objects with data that zones have"),
     Metric::gauge("stored_bytes", "object_stored_bytes", "Bytes of zones in the object store"),
     Metric::gauge(

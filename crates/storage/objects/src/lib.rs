@@ -19,8 +19,8 @@
 //! which small pieces become one, and when. `manifests`, `manifest_log`, `bases`, `opening`: manifests in the
 //! bucket, their log, epochs. `volume`: the claim. `garbage`: deletions. `core`: the zones of a writer.
 //! `looking`: the state without a claim. `readable`: with the secrets of its zones. `reader`: zones that
-//! another machine writes. `offline`: what operators ask about a bucket. `retry`: repeated attempts. `part`,
-//! `message`, `kind`: the part in a stack. `any_bytes`: the check for fuzzing.
+//! another machine writes. `offline`: what operators ask about a bucket. `retry`: repeated attempts.
+//! `state`, `part`, `message`, `kind`: the part in a stack. `any_bytes`: the check for fuzzing.
 #![doc = include_str!("../DESIGN.md")]
 
 mod any_bytes;
@@ -48,6 +48,7 @@ mod readable;
 mod reader;
 mod retry;
 mod seal;
+mod state;
 mod table;
 mod volume;
 

@@ -9,6 +9,7 @@ use crate::manifests::Manifests;
 use crate::message::Message;
 use crate::names::Names;
 use crate::opening::NewZones;
+use crate::state;
 use crate::table::Table;
 use crate::volume::{Existing, Volume};
 use block::{
@@ -110,7 +111,7 @@ impl ObjectsPart {
 /// Status before the claim, on the home shard.
 fn status_of_found(volume: &Volume) -> Status {
     let value = json!({
-        "state": if volume.failure().is_some() { "fenced or ended" } else { "not claimed" },
+        "state": state::of_found(volume.failure().is_some()),
         "error": volume.failure().map(|error| error.to_string()),
         "epoch": volume.epoch(),
         "zones": volume.zones.zones,
@@ -148,13 +149,8 @@ fn status(core: &Core) -> Status {
     let stored = core.log.with_table(Table::stored);
     let (open, active) = core.active();
     let failure = core.log.check().err();
-    let state = match () {
-        () if failure.is_some() => "fenced or ended",
-        () if core.is_waiting_for_store() => "waiting for the store",
-        () => "writing",
-    };
     let value = json!({
-        "state": state,
+        "state": state::of_writer(failure.is_some(), core.is_waiting_for_store()),
         "error": failure.map(|error| error.to_string()),
         "writer": core.log.identity().writer.name,
         "epoch": core.log.identity().epoch,

@@ -20,6 +20,7 @@ use crate::offline::read_only;
 use crate::opening;
 use crate::part::{Options, known, requests};
 use crate::readable::Readable;
+use crate::state;
 use crate::volume::check_expected;
 use block::{
     Buffer, Call, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, Status, View, ZoneAddress,
@@ -162,7 +163,7 @@ impl Reader {
         let (looked, counts) = (&state.found.looked, self.manifests.store.counts());
         let stored = looked.table.stored();
         let value = json!({
-            "state": "reading",
+            "state": state::READING,
             "error": self.error.borrow().as_ref().map(ToString::to_string),
             "writer": looked.manifest.writer.name,
             "written": age_of(looked.manifest.time),

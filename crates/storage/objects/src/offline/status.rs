@@ -2,6 +2,7 @@
 
 use super::Volume;
 use super::survey::survey;
+use crate::state;
 use crate::table::State;
 use block::Result;
 use serde_json::{Map, Value, json};
@@ -18,12 +19,8 @@ impl Volume {
         let last = self.epoch().await?;
         let stored = looked.table.stored();
         let zones = |state: State| looked.table.zones.iter().filter(|zone| zone.state == state).count();
-        let state = match () {
-            () if looked.claimed > looked.manifest.epoch => "being opened",
-            () if last.sealed.is_some() => "fenced",
-            () if looked.manifest.is_clean => "closed",
-            () => "in use, or not closed",
-        };
+        let is_being_opened = looked.claimed > looked.manifest.epoch;
+        let state = state::of_bucket(is_being_opened, last.sealed.is_some(), looked.manifest.is_clean);
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let mut status = json!({
             "bucket": self.bucket(),
@@ -47,7 +44,7 @@ impl Volume {
             "stored_bytes": stored.bytes,
             "object_bytes": stored.object_bytes(self.manifests.is_encrypted()),
         });
-        if looked.claimed > looked.manifest.epoch {
+        if is_being_opened {
             status["claimed"] = json!({ "epoch": last.epoch, "by": last.writer });
         }
         if let Some(seal) = last.sealed {
