@@ -10,6 +10,7 @@ use block::{Buffer, Data, Error, ReadOutcome, Result, ZoneAddress, ZoneIndex};
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
+use zones::errors::exceeds_write_pointer;
 
 /// Most bytes of a piece that are read with one request, a multiple of a chunk.
 pub(crate) const MAX_READ: u64 = 1 << 20;
@@ -72,10 +73,7 @@ impl Core {
         let zone = &zones[at.zone.0 as usize];
         let (start, end) = (at.offset.0, at.offset.0 + length);
         if end > zone.write_pointer {
-            return Err(Error::invalid(format!(
-                "read of {length} bytes at {at}: no data was appended from byte {} on",
-                zone.write_pointer
-            )));
+            return Err(exceeds_write_pointer(at, length as usize, zone.write_pointer));
         }
         let mut sources = Vec::new();
         let mut add = |offset: u64, bytes: u64, source: &mut dyn FnMut(Range<u64>) -> Source, unit: u64| {

@@ -1,6 +1,7 @@
 //! Uploads of pieces, and the memory of bytes that aren't uploaded.
 
-use super::{Core, Pending, Zone};
+use super::Core;
+use super::zone::{Pending, Zone};
 use crate::format::piece_object;
 use crate::gather::Sealed;
 use crate::names::{Name, PieceName};
@@ -11,6 +12,9 @@ use runtime::sync::{Permit, Semaphore};
 use runtime::{FailureRun, TaskGroup};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+
+/// Pieces that are uploaded at the same time.
+const MAX_UPLOADS: usize = 16;
 
 /// State of the uploads.
 pub(super) struct Uploads {
@@ -25,6 +29,21 @@ pub(super) struct Uploads {
     /// Bytes of pieces that are being uploaded.
     pub in_flight: Cell<u64>,
     pub failures: FailureRun,
+}
+
+impl Uploads {
+    /// Returns no uploads; the first attempt gets the serial number `next`.
+    pub fn new(next: u64) -> Uploads {
+        Uploads {
+            slots: Semaphore::new(MAX_UPLOADS),
+            tasks: TaskGroup::default(),
+            next: Cell::new(next),
+            attempts: RefCell::default(),
+            waiting: Cell::new(0),
+            in_flight: Cell::new(0),
+            failures: FailureRun::default(),
+        }
+    }
 }
 
 /// An attempt to store a piece, until its outcome is known to the zone, the table or the garbage.
