@@ -125,7 +125,7 @@ fn check_compressed(length: u64, wanted: Range<u64>, bytes: &[u8]) {
 mod tests {
     use super::*;
     use crate::compression::Compressor;
-    use crate::format::{Kind, Writers};
+    use crate::format::{Kind, Writer};
     use crate::gather::Gather;
     use crate::table::Change;
 
@@ -153,7 +153,7 @@ mod tests {
         let merge = Change::Merge { zone: 1, offset: 0, length: 4608, compressed: 800, serial: 11 };
         let manifest = Manifest {
             volume: VOLUME,
-            writer: Writers { id: [9; 16], name: "host".to_owned() },
+            writer: Writer { id: [9; 16], name: "host".to_owned() },
             epoch: 3,
             number: 17,
             kind: Kind::Base,

@@ -17,17 +17,20 @@ use crate::table::Table;
 use block::{Data, Error, Result};
 use object_store::{Condition, Put};
 use std::cell::{Cell, RefCell};
+use std::ops::RangeInclusive;
 
-/// Most deltas without a newer base, less than an opening reads.
+/// Most deltas without a newer base: at this number a commit waits for one.
 pub(crate) const MAX_CHAIN: u64 = 896;
-/// Most deltas without a newer base if other bytes are under the keys of bases.
-const MOST_DELTAS: u64 = 1000;
+/// Most deltas without a newer base while each base is abandoned: at this number the writer ends.
+const MAX_CHAIN_ABANDONED: u64 = 1000;
+/// Most deltas of a chain that opening reads: a longer one isn't of this program.
+pub(crate) const MAX_CHAIN_READ: u64 = 1024;
 /// Numbers of deltas after which a base follows: fewer for a small one.
-const CHAIN: (u64, u64) = (256, 512);
+const DELTAS_PER_BASE: RangeInclusive<u64> = 256..=512;
 /// Bytes of a base for which a delta more is permitted, so that bases of small flushes are few bytes.
 const BYTES_PER_DELTA: u64 = 4096;
 /// Bytes of deltas after which a base follows, unless the base is larger.
-const MAX_DELTAS: usize = 1 << 20;
+const MIN_BYTES_PER_BASE: usize = 1 << 20;
 /// Most bytes of all deltas that opening reads.
 pub(crate) const MAX_DELTA_BYTES: usize = MAX_MANIFEST;
 
@@ -50,17 +53,18 @@ pub(crate) struct Bases {
     writing: Cell<Option<u64>>,
     /// Bytes of deltas since that.
     delta_bytes: Cell<usize>,
-    /// Last number whose base was given up.
-    given_up: Cell<u64>,
+    /// Last number whose base was abandoned.
+    abandoned: Cell<u64>,
     /// Garbage once a delta links to the newest base.
     replaced: RefCell<Vec<Name>>,
 }
 
 /// Whether a base follows the manifest at this position.
 fn is_due(position: &Position) -> bool {
-    let deltas = (position.base_bytes as u64 / BYTES_PER_DELTA).clamp(CHAIN.0, CHAIN.1);
+    let deltas = (position.base_bytes as u64 / BYTES_PER_DELTA)
+        .clamp(*DELTAS_PER_BASE.start(), *DELTAS_PER_BASE.end());
     position.number - position.base > deltas
-        || position.delta_bytes > position.base_bytes.clamp(MAX_DELTAS, MAX_DELTA_BYTES / 4)
+        || position.delta_bytes > position.base_bytes.clamp(MIN_BYTES_PER_BASE, MAX_DELTA_BYTES / 4)
 }
 
 /// Whether a delta has to wait for a newer base, so that opening reads a bounded number of bounded length.
@@ -70,7 +74,7 @@ fn must_end(position: &Position) -> bool {
 
 /// Whether no further delta is permitted without a newer base.
 fn is_full(position: &Position) -> bool {
-    position.number - position.base >= MOST_DELTAS || position.delta_bytes > MAX_DELTA_BYTES / 4 * 3
+    position.number - position.base >= MAX_CHAIN_ABANDONED || position.delta_bytes > MAX_DELTA_BYTES / 4 * 3
 }
 
 /// Whether an object of an epoch isn't needed any more, once its last delta links to base `linked`: deltas up
@@ -86,8 +90,8 @@ pub(crate) fn is_replaced(name: Name, of_epoch: u32, linked: u64) -> bool {
 impl Bases {
     /// The base after the manifest at this position, if one is to be written now.
     pub fn begin(&self, position: &Position, identity: &Identity, table: &Table) -> Option<Manifest> {
-        let is_given_up = self.given_up.get() == position.number;
-        if self.writing.get().is_some() || is_given_up || !is_due(position) {
+        let is_abandoned = self.abandoned.get() == position.number;
+        if self.writing.get().is_some() || is_abandoned || !is_due(position) {
             return None;
         }
         self.writing.set(Some(position.number));
@@ -121,11 +125,10 @@ impl Bases {
         }
     }
 
-    /// Gives up the base that was begun: its number is used by other bytes. Returns its name, which is
-    /// garbage.
-    pub fn give_up(&self, epoch: u32) -> Option<Name> {
+    /// Abandons the base that was begun: other bytes have its key. Returns its name, which is garbage.
+    pub fn abandon(&self, epoch: u32) -> Option<Name> {
         let number = self.writing.take()?;
-        self.given_up.set(number);
+        self.abandoned.set(number);
         Some(Name::base(epoch, number))
     }
 
@@ -134,9 +137,9 @@ impl Bases {
     /// # Errors
     /// [`Error::Io`] if it can't be written, and opening wouldn't read further deltas.
     pub fn must_wait(&self, position: &Position) -> Result<bool> {
-        let is_given_up = self.given_up.get() == position.number;
+        let is_abandoned = self.abandoned.get() == position.number;
         match must_end(position) {
-            true if !is_given_up => Ok(true),
+            true if !is_abandoned => Ok(true),
             true if is_full(position) => Err(Error::io(format!(
                 "the object store has other bytes under the keys of all base manifests after number {}; open the zones again, which begins another epoch",
                 position.base
@@ -202,33 +205,39 @@ mod tests {
             let position = position(deltas, base_bytes, delta_bytes);
             assert_eq!(is_due(&position), expected, "{position:?}");
         }
-        const { assert!(CHAIN.1 < MAX_CHAIN && MAX_CHAIN < MOST_DELTAS && MOST_DELTAS < 1024) };
+        const {
+            assert!(
+                *DELTAS_PER_BASE.end() < MAX_CHAIN
+                    && MAX_CHAIN < MAX_CHAIN_ABANDONED
+                    && MAX_CHAIN_ABANDONED < MAX_CHAIN_READ
+            )
+        };
     }
 
     #[test]
-    fn a_base_that_is_given_up_delays_a_few_deltas_and_ends_the_writer_later() {
+    fn a_base_that_is_abandoned_delays_a_few_deltas_and_ends_the_writer_later() {
         let identity = Identity {
             volume: [1; 16],
             epoch: 3,
-            writer: crate::format::Writers { id: [2; 16], name: String::new() },
+            writer: crate::format::Writer { id: [2; 16], name: String::new() },
         };
         let (bases, table) = (Bases::default(), Table::new(1, 512).unwrap());
         let at = |number| Position { number, base: 1, base_bytes: 100, delta_bytes: 0 };
         assert!(bases.begin(&at(300), &identity, &table).is_some());
         assert!(bases.begin(&at(301), &identity, &table).is_none(), "one is being written");
-        assert_eq!(bases.give_up(3), Some(Name::Base { epoch: 3, number: 300 }));
-        assert_eq!(bases.give_up(3), None);
+        assert_eq!(bases.abandon(3), Some(Name::Base { epoch: 3, number: 300 }));
+        assert_eq!(bases.abandon(3), None);
         assert_eq!(bases.end(at(301), 3, 5).base, 1, "it replaces nothing");
         assert!(bases.begin(&at(300), &identity, &table).is_none() && bases.replaced().is_empty());
-        for number in 301..=MOST_DELTAS {
+        for number in 301..=MAX_CHAIN_ABANDONED {
             assert_eq!(bases.must_wait(&at(number)), Ok(number > MAX_CHAIN), "{number}");
             assert!(bases.begin(&at(number), &identity, &table).is_some());
-            bases.give_up(3);
+            bases.abandon(3);
             assert_eq!(bases.must_wait(&at(number)), Ok(false), "{number}");
         }
-        bases.begin(&at(MOST_DELTAS + 1), &identity, &table);
-        assert_eq!(bases.must_wait(&at(MOST_DELTAS + 1)), Ok(true));
-        bases.give_up(3);
-        assert!(matches!(bases.must_wait(&at(MOST_DELTAS + 1)), Err(Error::Io(_))));
+        bases.begin(&at(MAX_CHAIN_ABANDONED + 1), &identity, &table);
+        assert_eq!(bases.must_wait(&at(MAX_CHAIN_ABANDONED + 1)), Ok(true));
+        bases.abandon(3);
+        assert!(matches!(bases.must_wait(&at(MAX_CHAIN_ABANDONED + 1)), Err(Error::Io(_))));
     }
 }

@@ -208,15 +208,15 @@ impl Core {
         // Further calls are refused. A finish or a reset that has begun ends first.
         self.is_closed.set(true);
         self.changed.notify_all();
-        while self.zones.borrow().iter().any(|zone| zone.is_owned) {
+        while self.zones.borrow().iter().any(|zone| zone.is_locked) {
             self.changed.notified().await;
         }
         let begun = self.begun();
-        self.clone().flush_now(begun.clone()).await?;
+        self.clone().upload_and_commit(begun.clone()).await?;
         // Zones that were opened, and have no bytes.
         self.log.push(begun.iter().map(|index| Change::State { zone: index.0, state: State::Begun }));
         let clean = self.log.push_clean();
-        self.log.durable(clean).await
+        self.log.wait_until_durable(clean).await
     }
 
     /// Bytes that aren't uploaded.

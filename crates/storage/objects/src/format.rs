@@ -17,7 +17,7 @@ use crate::seal::{Keys, NONCE, Nonces, Sealer, TAG};
 use block::{Buffer, ClaimToken, Data, Error, Payload, Result};
 use crc_fast::{CrcAlgorithm, Digest};
 use std::rc::Rc;
-use zones::bytes::{Reader, Writer};
+use zones::bytes::{self, Reader};
 
 /// Longest name of a writer, in bytes.
 const MAX_NAME: usize = 255;
@@ -70,19 +70,19 @@ impl Kind {
 
 /// A writer of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Writers {
+pub(crate) struct Writer {
     /// Random number of this opening.
     pub id: [u8; 16],
     /// Name of the machine and the process, for operators.
     pub name: String,
 }
 
-impl Writers {
+impl Writer {
     /// Returns a writer with this name, which has drawn its random number.
-    pub fn new(name: String) -> Writers {
+    pub fn new(name: String) -> Writer {
         let mut id = [0; 16];
         runtime::fill_secret(&mut id);
-        Writers { id, name }
+        Writer { id, name }
     }
 }
 
@@ -90,7 +90,7 @@ impl Writers {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Manifest {
     pub volume: VolumeId,
-    pub writer: Writers,
+    pub writer: Writer,
     pub epoch: u32,
     pub number: u64,
     pub kind: Kind,
@@ -123,7 +123,7 @@ impl Manifest {
         let (version, flags, id) = protection(keys);
         let name = self.writer.name.as_bytes();
         let name = &name[..name.len().min(MAX_NAME)];
-        let mut writer = Writer::default();
+        let mut writer = bytes::Writer::default();
         writer.put(MANIFEST_MAGIC);
         writer.u32(version);
         writer.u32(if self.is_compressed { flags | COMPRESSED } else { flags });
@@ -200,7 +200,7 @@ impl Manifest {
         {
             return Err(reader.strange("was altered: its seal doesn't fit its bytes and its place"));
         }
-        let (writer, is_clean) = (Writers { id, name }, is_clean != 0);
+        let (writer, is_clean) = (Writer { id, name }, is_clean != 0);
         let is_compressed = flags & COMPRESSED > 0;
         let kind = *kind;
         Ok(Manifest { volume, writer, epoch, number, kind, is_clean, is_compressed, link, time, body })
@@ -210,7 +210,7 @@ impl Manifest {
 /// Body of a claim: the token of the layer that made it, or nothing.
 pub(crate) fn encode_token(token: Option<ClaimToken>) -> Vec<u8> {
     let Some(ClaimToken { owner, count }) = token else { return Vec::new() };
-    let mut writer = Writer::default();
+    let mut writer = bytes::Writer::default();
     writer.put(&owner);
     writer.u64(count);
     writer.0
@@ -395,7 +395,7 @@ pub(crate) fn piece_object(
         (Some(_), true) => (COMPRESSED_PIECE_VERSION, COMPRESSED | SEALED),
         (Some(_), false) => (COMPRESSED_PIECE_VERSION, COMPRESSED),
     };
-    let mut writer = Writer::default();
+    let mut writer = bytes::Writer::default();
     writer.put(PIECE_MAGIC);
     writer.u32(version);
     writer.u32(flags);
@@ -503,7 +503,7 @@ mod tests {
     fn manifest() -> Manifest {
         Manifest {
             volume: [7; 16],
-            writer: Writers { id: [9; 16], name: "host, process 12".to_owned() },
+            writer: Writer { id: [9; 16], name: "host, process 12".to_owned() },
             epoch: 3,
             number: 17,
             kind: Kind::Delta,

@@ -7,7 +7,7 @@ use crate::format::{Kind, Manifest};
 use crate::manifests::{Manifests, is_sealed};
 use crate::names::Name;
 use crate::opening::{
-    EpochEnd, State, apply, check_empty, end_of, epoch_before, has_claim, last_epoch, missing_claim,
+    EpochEnd, EpochState, apply, check_empty, end_of, epoch_before, has_claim, last_epoch, missing_claim,
     unfinished,
 };
 use crate::retry;
@@ -94,12 +94,12 @@ async fn look_at(manifests: &Manifests, claimed: u32) -> Result<Looked> {
     loop {
         let EpochEnd { newest, state, .. } = end_of(manifests, epoch, false).await?;
         match state {
-            State::Loaded(loaded) => {
+            EpochState::Loaded(loaded) => {
                 check_without_base(manifests, &without_base).await?;
                 let (manifest, table) = (Manifest { body: Vec::new(), ..loaded.manifest }, loaded.table);
                 return Ok(Looked { claimed, manifest, table, seals: newest.seals });
             }
-            State::Before(claim) => {
+            EpochState::Before(claim) => {
                 without_base.push(epoch);
                 match epoch_before(&claim)? {
                     Some(before) => epoch = before,
@@ -109,7 +109,7 @@ async fn look_at(manifests: &Manifests, claimed: u32) -> Result<Looked> {
                     }
                 }
             }
-            State::Damaged => {
+            EpochState::Damaged => {
                 return Err(manifests.lost(Name::Manifest { epoch, number: newest.number }));
             }
         }

@@ -1,9 +1,9 @@
 //! The log of a writer's manifests: group commit of changes of the zone table, and the fence.
 //!
 //! # Promises
-//! - [`ManifestLog::durable`] returns `Ok` only after the manifest with the changes was created under the
-//!   next number of this writer's epoch. A number has one creator, and the next writer creates the number
-//!   after the last one: afterwards no change of this writer becomes durable, and each wait fails.
+//! - [`ManifestLog::wait_until_durable`] returns `Ok` only after the manifest with the changes was created
+//!   under the next number of this writer's epoch. A number has one creator, and the next writer creates the
+//!   number after the last one: afterwards no change of this writer becomes durable, and each wait fails.
 //! - Changes that come while a manifest is being written are in the next one together. While nothing changes
 //!   no request is sent.
 //! - A manifest that can't be written is written again, with the same bytes, until the store answers.
@@ -165,7 +165,7 @@ impl ManifestLog {
     ///
     /// # Errors
     /// Errors of [`check`](Self::check).
-    pub async fn durable(&self, batch: u64) -> Result<()> {
+    pub async fn wait_until_durable(&self, batch: u64) -> Result<()> {
         loop {
             if self.durable.get() >= batch {
                 return Ok(());
@@ -179,9 +179,9 @@ impl ManifestLog {
     ///
     /// # Errors
     /// Errors of [`check`](Self::check).
-    pub async fn written(&self) -> Result<()> {
+    pub async fn wait_until_written(&self) -> Result<()> {
         let collects = { !self.pending.borrow().0.is_empty() || self.pending.borrow().1 };
-        self.durable(self.batch.get() - u64::from(!collects)).await
+        self.wait_until_durable(self.batch.get() - u64::from(!collects)).await
     }
 
     async fn run(self: Rc<Self>) {
@@ -193,7 +193,7 @@ impl ManifestLog {
             let batch = self.batch.replace(self.batch.get() + 1);
             match self.write(&changes, is_clean).await {
                 Ok(()) => self.durable.set(batch),
-                Err(error) => self.stop(ended(error)),
+                Err(error) => self.stop(final_error(error)),
             }
             self.changed.notify_all();
         }
@@ -272,7 +272,7 @@ impl ManifestLog {
         let epoch = self.identity.epoch;
         if is_written {
             self.position.set(self.bases.end(self.position.get(), epoch, length));
-        } else if let Some(name) = self.bases.give_up(epoch) {
+        } else if let Some(name) = self.bases.abandon(epoch) {
             let key = self.manifests.names.key(name);
             tracing::warn!("object {key}: the store has other bytes than were written; another base follows");
             self.garbage.add([name]);
@@ -304,7 +304,7 @@ impl ManifestLog {
 /// Error of a log after an error that no repetition mends: a number that damaged bytes have taken, a manifest
 /// that is too large, a change that doesn't fit. All have the kind that layers above know as final; errors of
 /// the store are none of them, and are waited out.
-fn ended(error: Error) -> Error {
+fn final_error(error: Error) -> Error {
     match error {
         Error::ReadOnly(_) | Error::Closed(_) => error,
         other => Error::read_only(format!("the zones have ended, and take no more changes: {other}")),

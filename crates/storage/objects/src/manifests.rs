@@ -1,6 +1,6 @@
 //! Manifests in the bucket: numbered objects that are created only if they are absent.
 
-use crate::format::{Kind, Manifest, VolumeId, Writers};
+use crate::format::{Kind, Manifest, VolumeId, Writer};
 use crate::indexes::Indexes;
 use crate::names::{Name, Names};
 use crate::seal::Keys;
@@ -27,7 +27,7 @@ const MAX_SMALL: usize = 16 << 20;
 pub(crate) struct Identity {
     pub volume: VolumeId,
     pub epoch: u32,
-    pub writer: Writers,
+    pub writer: Writer,
 }
 
 /// Outcome of the creation of a manifest.

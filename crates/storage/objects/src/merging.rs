@@ -110,6 +110,25 @@ pub(crate) struct Job {
     pub runs: Vec<Run>,
 }
 
+/// Decision about a zone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Decision {
+    Merge(Job),
+    /// The zone has runs, and the budget isn't enough for the first one yet.
+    Wait,
+    /// The zone has no run.
+    Pass,
+}
+
+/// Zone that is to be merged next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Candidate {
+    Zone(u32),
+    /// None is known, and some were dropped at the limit: all zones have to be noted again. Returned once.
+    Dropped,
+    None,
+}
+
 /// Zones that may be worth merging, by the average length of their pieces.
 #[derive(Debug, Default)]
 pub(crate) struct Candidates {
@@ -182,12 +201,12 @@ impl Candidates {
         self.refused.remove(&zone);
     }
 
-    /// Zone with the shortest pieces. `None` if there is none; then `true` once if some were dropped, which
-    /// are noted again.
-    pub fn first(&mut self) -> Result<u32, bool> {
+    /// Returns the zone with the shortest pieces.
+    pub fn first(&mut self) -> Candidate {
         match self.zones.first() {
-            Some((_, zone)) => Ok(*zone),
-            None => Err(std::mem::take(&mut self.is_partial)),
+            Some((_, zone)) => Candidate::Zone(*zone),
+            None if std::mem::take(&mut self.is_partial) => Candidate::Dropped,
+            None => Candidate::None,
         }
     }
 }
@@ -237,15 +256,15 @@ impl Budget {
     }
 }
 
-/// Job of a zone, as far as the budget is enough; otherwise whether the zone has runs.
-pub(crate) fn job(budget: &mut Budget, zone: u32, entry: &Entry, target: u64) -> Result<Job, bool> {
-    let runs = runs(&entry.pieces, entry.state == State::Begun, target);
-    let has_runs = !runs.is_empty();
-    let runs = budget.take(runs);
-    if runs.is_empty() {
-        return Err(has_runs);
+/// Decides whether a zone is merged, with as many runs as the budget is enough for.
+pub(crate) fn decide(budget: &mut Budget, zone: u32, entry: &Entry, target: u64) -> Decision {
+    let found = runs(&entry.pieces, entry.state == State::Begun, target);
+    let has_runs = !found.is_empty();
+    match budget.take(found) {
+        runs if !runs.is_empty() => Decision::Merge(Job { zone, generation: entry.generation, runs }),
+        _ if has_runs => Decision::Wait,
+        _ => Decision::Pass,
     }
-    Ok(Job { zone, generation: entry.generation, runs })
 }
 
 #[cfg(test)]
@@ -370,26 +389,26 @@ mod tests {
         }
         candidates.note(5, 100, 1 << 30, TARGET);
         assert_eq!(candidates.zones.len(), MAX_CANDIDATES - 1, "few for its bytes");
-        assert_eq!(candidates.first(), Ok(0));
+        assert_eq!(candidates.first(), Candidate::Zone(0));
         candidates.refuse(0);
         candidates.note(0, 100, 100, TARGET);
-        assert_eq!(candidates.first(), Ok(1));
+        assert_eq!(candidates.first(), Candidate::Zone(1));
         candidates.forget(0);
         candidates.note(0, 100, 100, TARGET);
-        assert_eq!(candidates.first(), Ok(0));
+        assert_eq!(candidates.first(), Candidate::Zone(0));
         // One without runs grows.
         for (pieces, expected) in [(100, 1), (100 + MIN_PIECES - 1, 1), (100 + MIN_PIECES, 0)] {
             candidates.pass(0, 100);
             candidates.note(0, pieces, 100, TARGET);
-            assert_eq!(candidates.first(), Ok(expected), "{pieces} pieces");
+            assert_eq!(candidates.first(), Candidate::Zone(expected), "{pieces} pieces");
         }
         candidates.pass(0, 100);
         candidates.reconsider(0);
         candidates.note(0, 100, 100, TARGET);
-        assert_eq!(candidates.first(), Ok(0), "finished");
+        assert_eq!(candidates.first(), Candidate::Zone(0), "finished");
         (0..3 * MAX_CANDIDATES as u32).for_each(|zone| candidates.pass(zone, 1));
         assert_eq!(candidates.passed.len(), MAX_CANDIDATES);
         (0..3 * MAX_CANDIDATES as u32).for_each(|zone| candidates.remove(zone));
-        assert_eq!((candidates.first(), candidates.first()), (Err(true), Err(false)));
+        assert_eq!((candidates.first(), candidates.first()), (Candidate::Dropped, Candidate::None));
     }
 }

@@ -71,7 +71,7 @@ impl Volume {
 
     /// Looks at the volume.
     async fn look(&self) -> Result<Looked> {
-        look(&self.manifests).await?.ok_or_else(|| opening::none(&self.manifests))
+        look(&self.manifests).await?.ok_or_else(|| opening::no_volume(&self.manifests))
     }
 
     /// Looks at the volume, and returns zones that read this state.
@@ -79,7 +79,7 @@ impl Volume {
         let keys = encryption::keys(self.encryption.as_ref())?;
         let manifests = Manifests { keys, ..self.manifests.clone() };
         let found = Readable::find(&manifests, self.encryption.as_ref()).await?;
-        let found = found.ok_or_else(|| opening::none(&manifests))?;
+        let found = found.ok_or_else(|| opening::no_volume(&manifests))?;
         let refusal = Error::read_only("the zones of a bucket are only looked at");
         let core = read_only(manifests, self.settings, &found, refusal)?;
         Ok((found.looked, core))

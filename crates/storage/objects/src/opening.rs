@@ -21,7 +21,7 @@
 //! continues from there.
 
 use crate::bases::{self, Position, check_length};
-use crate::format::{Kind, Manifest, Writers, decode_token, encode_token};
+use crate::format::{Kind, Manifest, Writer, decode_token, encode_token};
 use crate::manifest_log::fenced;
 use crate::manifests::{Created, Identity, MAX_MANIFEST, Manifests, Newest, READERS, age_of};
 use crate::names::Name;
@@ -35,8 +35,6 @@ use std::time::Duration;
 
 /// Probes of a round of the search for the last epoch.
 const PROBES: u64 = 16;
-/// Most manifests of a chain: one that is longer isn't of this program, which writes a base earlier.
-const MAX_CHAIN: u64 = 1024;
 /// Bytes of a delta that is read beside others.
 const SHORT_DELTA: usize = 1 << 20;
 /// Attempts to read manifests, each of which may be overtaken by a writer that deletes old ones.
@@ -69,7 +67,7 @@ pub(crate) struct Found {
 pub(crate) struct EpochEnd {
     pub epoch: u32,
     pub newest: Newest,
-    pub state: State,
+    pub state: EpochState,
 }
 
 /// Check of a table that may refuse it before anything is changed.
@@ -88,7 +86,7 @@ pub(crate) struct Opened {
     pub was_unclean: bool,
 }
 
-/// State of an epoch.
+/// EpochState of an epoch.
 pub(crate) struct Loaded {
     /// Last manifest that belongs to the state.
     pub manifest: Manifest,
@@ -104,8 +102,8 @@ pub(crate) enum Proof {
     Fenced,
 }
 
-/// State by the last manifest of an epoch.
-pub(crate) enum State {
+/// EpochState by the last manifest of an epoch.
+pub(crate) enum EpochState {
     Loaded(Box<Loaded>),
     /// The epoch has no base: the state is that of the epoch before, which its claim names.
     Before(Manifest),
@@ -169,7 +167,7 @@ pub(crate) fn apply(table: &mut Table, manifest: &Manifest) -> Result<()> {
 /// Reads these deltas. A writer limits their length in all ([`bases::MAX_DELTA_BYTES`]); those that aren't
 /// short are read alone. So memory is bounded, whatever the store answers.
 async fn load_deltas(manifests: &Manifests, epoch: u32, numbers: Range<u64>) -> Result<Vec<Manifest>> {
-    let left = Cell::new(bases::MAX_DELTA_BYTES + MAX_CHAIN as usize * bases::MANIFEST_HEADER);
+    let left = Cell::new(bases::MAX_DELTA_BYTES + bases::MAX_CHAIN_READ as usize * bases::MANIFEST_HEADER);
     let read = async |limit: usize, number: u64| {
         let found = manifests.get_within(limit.min(left.get()), epoch, number).await?;
         let found = found.ok_or_else(|| manifests.lost(Name::Manifest { epoch, number }))?;
@@ -191,7 +189,7 @@ async fn load_deltas(manifests: &Manifests, epoch: u32, numbers: Range<u64>) -> 
 async fn load_chain(manifests: &Manifests, last: Manifest) -> Result<Loaded> {
     let (epoch, number, base) = (last.epoch, last.number, last.link);
     let is_possible = (last.kind == Kind::Base) == (base == number) && base <= number;
-    if !is_possible || number - base > MAX_CHAIN {
+    if !is_possible || number - base > bases::MAX_CHAIN_READ {
         return Err(Error::corrupt(format!(
             "object {}: it continues manifest {base}",
             manifests.key(epoch, number)
@@ -227,13 +225,13 @@ async fn load_chain(manifests: &Manifests, last: Manifest) -> Result<Loaded> {
     Ok(Loaded { manifest, table })
 }
 
-/// Reads the state that ends with the last manifest of an epoch; never [`State::Damaged`].
-async fn load(manifests: &Manifests, newest: &Newest) -> Result<State> {
+/// Reads the state that ends with the last manifest of an epoch; never [`EpochState::Damaged`].
+async fn load(manifests: &Manifests, newest: &Newest) -> Result<EpochState> {
     let manifest = newest.manifest.clone()?;
     match (manifest.kind, manifest.number) {
-        (Kind::Claim, 0) => Ok(State::Before(manifest)),
+        (Kind::Claim, 0) => Ok(EpochState::Before(manifest)),
         (Kind::Base | Kind::Delta, _) => {
-            load_chain(manifests, manifest).await.map(|loaded| State::Loaded(Box::new(loaded)))
+            load_chain(manifests, manifest).await.map(|loaded| EpochState::Loaded(Box::new(loaded)))
         }
         (kind, number) => Err(Error::corrupt(format!(
             "object {}: a manifest of the kind {kind:?}; expected a base or a delta",
@@ -242,10 +240,10 @@ async fn load(manifests: &Manifests, newest: &Newest) -> Result<State> {
     }
 }
 
-/// As [`load`]; a state that can't be read is [`State::Damaged`] if it `is_replaced`.
-async fn load_or_replace(manifests: &Manifests, newest: &Newest, is_replaced: bool) -> Result<State> {
+/// As [`load`]; a state that can't be read is [`EpochState::Damaged`] if it `is_replaced`.
+async fn load_or_replace(manifests: &Manifests, newest: &Newest, is_replaced: bool) -> Result<EpochState> {
     match load(manifests, newest).await {
-        Err(Error::Corrupt(_) | Error::Unsupported(_)) if is_replaced => Ok(State::Damaged),
+        Err(Error::Corrupt(_) | Error::Unsupported(_)) if is_replaced => Ok(EpochState::Damaged),
         loaded => loaded,
     }
 }
@@ -342,16 +340,16 @@ async fn end_before(manifests: &Manifests, claim: &Manifest, is_replaced: bool) 
 async fn seal_and_load(
     manifests: &Manifests,
     end: EpochEnd,
-    writer: &Writers,
+    writer: &Writer,
     is_replaced: bool,
     check: Check<'_>,
 ) -> Result<Option<Loaded>> {
     let mut end = Some(end);
     while let Some(of_epoch) = end.take() {
         match seal(manifests, of_epoch, writer, is_replaced, check).await? {
-            State::Loaded(loaded) => return Ok(Some(*loaded)),
-            State::Damaged => return Ok(None),
-            State::Before(claim) => end = end_before(manifests, &claim, is_replaced).await?,
+            EpochState::Loaded(loaded) => return Ok(Some(*loaded)),
+            EpochState::Damaged => return Ok(None),
+            EpochState::Before(claim) => end = end_before(manifests, &claim, is_replaced).await?,
         }
     }
     Ok(None)
@@ -361,12 +359,12 @@ async fn seal_and_load(
 async fn seal(
     manifests: &Manifests,
     end: EpochEnd,
-    writer: &Writers,
+    writer: &Writer,
     is_replaced: bool,
     check: Check<'_>,
-) -> Result<State> {
+) -> Result<EpochState> {
     let EpochEnd { epoch, newest, mut state } = end;
-    if let State::Loaded(loaded) = &state {
+    if let EpochState::Loaded(loaded) = &state {
         check(loaded, Proof::None)?;
     }
     let volume = newest.manifest.as_ref().map_or([0; 16], |manifest| manifest.volume);
@@ -376,7 +374,7 @@ async fn seal(
         // The writer has added manifests meanwhile.
         state = load_or_replace(manifests, &newest, is_replaced).await?;
     }
-    if let State::Loaded(loaded) = &state {
+    if let EpochState::Loaded(loaded) = &state {
         check(loaded, Proof::Fenced)?;
     }
     Ok(state)
@@ -412,7 +410,7 @@ pub(crate) async fn check_empty(manifests: &Manifests) -> Result<()> {
 }
 
 /// Error of a prefix without a volume.
-pub(crate) fn none(manifests: &Manifests) -> Error {
+pub(crate) fn no_volume(manifests: &Manifests) -> Error {
     Error::not_found(format!(
         "no volume below the prefix \"{}\" of the bucket \"{}\"; expected one: correct the prefix or the bucket, or create it with \
          siltstone format, or --format",
@@ -445,9 +443,9 @@ async fn zones_of(manifests: &Manifests, end: &EpochEnd, check: Check<'_>) -> Re
     loop {
         let state = before.as_ref().map_or(&end.state, |end: &EpochEnd| &end.state);
         before = match state {
-            State::Loaded(loaded) => return of(loaded),
-            State::Damaged => return Ok(None),
-            State::Before(claim) => end_before(manifests, claim, false).await?,
+            EpochState::Loaded(loaded) => return of(loaded),
+            EpochState::Damaged => return Ok(None),
+            EpochState::Before(claim) => end_before(manifests, claim, false).await?,
         };
         if before.is_none() {
             return Ok(None);
@@ -494,8 +492,8 @@ pub(crate) async fn find(manifests: &Manifests, format: Option<NewZones>, check:
     };
     match (zones, end) {
         (Some(zones), end) => Ok(Found { epoch, zones, format, end }),
-        (None, Some(EpochEnd { state: State::Before(claim), .. })) => Err(unfinished(manifests, &claim)),
-        (None, _) => Err(none(manifests)),
+        (None, Some(EpochEnd { state: EpochState::Before(claim), .. })) => Err(unfinished(manifests, &claim)),
+        (None, _) => Err(no_volume(manifests)),
     }
 }
 
@@ -552,7 +550,7 @@ async fn claim(manifests: &Manifests, identity: &Identity, token: Option<ClaimTo
 pub(crate) async fn claim_found(
     manifests: &Manifests,
     found: Found,
-    writer: Writers,
+    writer: Writer,
     token: Option<ClaimToken>,
     check: Check<'_>,
 ) -> Result<Opened> {
@@ -581,7 +579,7 @@ pub(crate) async fn claim_found(
             (volume, Table::new(new.zones, new.zone_size)?)
         }
         (Some(state), None) => (state.manifest.volume, state.table),
-        (None, None) => return Err(none(manifests)),
+        (None, None) => return Err(no_volume(manifests)),
     };
     let was_unclean = !table.is_clean;
     table.interrupt();

@@ -98,13 +98,13 @@ impl ObjectsPart {
     /// As [`find`](Self::find); errors of the claim.
     pub async fn open(options: Options) -> Result<ObjectsPart> {
         let part = Self::find(options).await?;
-        part.claimed().await?;
+        part.get_or_claim().await?;
         Ok(part)
     }
 
     /// Zones of this writer, which claims them if it hasn't yet.
-    async fn claimed(&self) -> Result<Home<Core>> {
-        self.home.with(|volume| async move { volume.claimed(None).await.map(|(core, _)| core) }).await
+    async fn get_or_claim(&self) -> Result<Home<Core>> {
+        self.home.with(|volume| async move { volume.get_or_claim(None).await.map(|(core, _)| core) }).await
     }
 }
 
@@ -196,7 +196,7 @@ impl Part for ObjectsPart {
 
     fn close(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
-            let claimed = self.home.close(async |volume| match volume.end().await? {
+            let claimed = self.home.close(async |volume| match volume.core_to_close().await? {
                 Some(core) => core.close(Core::close).await,
                 None => Ok(()),
             });
@@ -211,11 +211,11 @@ impl Tell for ObjectsPart {
     fn tell(&self, message: Message) -> Call<'_, Result<String>> {
         match message {
             Message::Flush => Call::new(async move {
-                self.claimed().await?.with(|core: Rc<Core>| core.flush_all()).await?;
+                self.get_or_claim().await?.with(|core: Rc<Core>| core.flush_all()).await?;
                 Ok("everything that was written is in the bucket".to_owned())
             }),
             Message::CollectGarbage => Call::new(async move {
-                let count = self.claimed().await?.with(|core: Rc<Core>| core.collect_garbage()).await?;
+                let count = self.get_or_claim().await?.with(|core: Rc<Core>| core.collect_garbage()).await?;
                 Ok(format!("{count} objects will be deleted"))
             }),
         }
@@ -252,7 +252,7 @@ impl ZonesPart for ObjectsPart {
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
         Call::new(async move {
-            let home = self.claimed().await?;
+            let home = self.get_or_claim().await?;
             Ok(Rc::new(Handle::new(&home, &self.geometry)?) as Rc<dyn Zones>)
         })
     }

@@ -38,7 +38,7 @@ use std::time::Duration;
 /// Zones of another writer.
 #[derive(Debug)]
 pub struct ReaderPart {
-    home: Home<Seen>,
+    home: Home<ReaderZones>,
     geometry: ZoneGeometry,
 }
 
@@ -46,7 +46,7 @@ pub struct ReaderPart {
 struct Reader {
     manifests: Manifests,
     settings: Settings,
-    state: RefCell<State>,
+    state: RefCell<Latest>,
     /// Number of states so far.
     number: Cell<u64>,
     failures: FailureRun,
@@ -59,13 +59,13 @@ struct Reader {
 }
 
 /// Zones of a handle: the newest state, or always the same one.
-struct Seen {
+struct ReaderZones {
     reader: Rc<Reader>,
     fixed: Option<Rc<Core>>,
 }
 
 /// A state and the zones with it.
-struct State {
+struct Latest {
     found: Rc<Readable>,
     core: Rc<Core>,
 }
@@ -91,14 +91,14 @@ impl ReaderPart {
         let keys = encryption::keys(encryption.as_ref())?;
         let manifests = Manifests::new(Store::new(store)?, Names::new(&prefix)?, keys);
         let found = Readable::find(&manifests, encryption.as_ref()).await?;
-        let found = found.ok_or_else(|| opening::none(&manifests))?;
+        let found = found.ok_or_else(|| opening::no_volume(&manifests))?;
         check_expected(expected, &found.looked.table)?;
         let core = read_only(manifests.clone(), settings, &found, refusal())?;
         let geometry = core.geometry().clone();
         let reader = Rc::new(Reader {
             manifests,
             settings,
-            state: RefCell::new(State { found: Rc::new(found), core }),
+            state: RefCell::new(Latest { found: Rc::new(found), core }),
             number: Cell::new(1),
             failures: FailureRun::default(),
             error: RefCell::new(None),
@@ -108,8 +108,8 @@ impl ReaderPart {
             tasks: TaskGroup::default(),
         });
         reader.tasks.spawn(reader.clone().run(interval)).detach();
-        let seen = Rc::new(Seen { reader, fixed: None });
-        Ok(ReaderPart { home: Home::here(seen), geometry })
+        let zones = Rc::new(ReaderZones { reader, fixed: None });
+        Ok(ReaderPart { home: Home::here(zones), geometry })
     }
 
     /// Reads the newest manifest now.
@@ -117,7 +117,7 @@ impl ReaderPart {
     /// # Errors
     /// As [`open`](Self::open).
     pub async fn follow(&self) -> Result<()> {
-        self.home.with(|seen: Rc<Seen>| async move { seen.reader.follow().await }).await
+        self.home.with(|zones: Rc<ReaderZones>| async move { zones.reader.follow().await }).await
     }
 }
 
@@ -145,7 +145,7 @@ impl Reader {
         self.error.replace(None);
         let Some(found) = later else { return Ok(()) };
         let core = read_only(self.manifests.clone(), self.settings, &found, refusal())?;
-        self.state.replace(State { found: Rc::new(found), core });
+        self.state.replace(Latest { found: Rc::new(found), core });
         self.number.set(self.number.get() + 1);
         Ok(())
     }
@@ -192,7 +192,7 @@ impl Reader {
     }
 }
 
-impl Seen {
+impl ReaderZones {
     fn core(&self) -> Result<Rc<Core>> {
         self.fixed.clone().map_or_else(|| self.reader.core(), Ok)
     }
@@ -224,7 +224,7 @@ impl Part for ReaderPart {
     }
 
     fn status(&self) -> Call<'_, Status> {
-        self.home.status(|seen: &Seen| seen.reader.status())
+        self.home.status(|zones: &ReaderZones| zones.reader.status())
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
@@ -232,7 +232,7 @@ impl Part for ReaderPart {
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
-        Call::new(self.home.close(|seen: Rc<Seen>| seen.reader.clone().close()))
+        Call::new(self.home.close(|zones: Rc<ReaderZones>| zones.reader.clone().close()))
     }
 }
 
@@ -248,18 +248,18 @@ impl ZonesPart for ReaderPart {
 
     fn view(&self) -> Call<'_, Result<Option<View>>> {
         let geometry = self.geometry.clone();
-        Call::new(self.home.with(move |seen: Rc<Seen>| async move {
-            let (reader, core) = (seen.reader.clone(), seen.core()?);
+        Call::new(self.home.with(move |zones: Rc<ReaderZones>| async move {
+            let (reader, core) = (zones.reader.clone(), zones.core()?);
             let number = reader.number.get();
-            let home = Home::here(Rc::new(Seen { reader, fixed: Some(core) }));
+            let home = Home::here(Rc::new(ReaderZones { reader, fixed: Some(core) }));
             Ok(Some(View { number, zones: Arc::new(ViewPart { home, geometry }) }))
         }))
     }
 
     fn state(&self) -> Call<'_, Result<u64>> {
-        Call::new(self.home.with(|seen: Rc<Seen>| async move {
-            seen.core()?;
-            Ok(seen.reader.number.get())
+        Call::new(self.home.with(|zones: Rc<ReaderZones>| async move {
+            zones.core()?;
+            Ok(zones.reader.number.get())
         }))
     }
 }
@@ -267,7 +267,7 @@ impl ZonesPart for ReaderPart {
 /// Zones in one state.
 #[derive(Debug)]
 struct ViewPart {
-    home: Home<Seen>,
+    home: Home<ReaderZones>,
     geometry: ZoneGeometry,
 }
 
@@ -294,7 +294,7 @@ impl ZonesPart for ViewPart {
 
 /// A handle on the newest state at each call, or on that of a view.
 struct ReaderHandle {
-    home: Home<Seen>,
+    home: Home<ReaderZones>,
     geometry: ZoneGeometry,
 }
 
@@ -332,7 +332,7 @@ impl Zones for ReaderHandle {
         }
         let length = buffer.len();
         Call::new(async move {
-            let read = move |seen: Rc<Seen>| async move { Ok(seen.read(at, buffer).await) };
+            let read = move |zones: Rc<ReaderZones>| async move { Ok(zones.read(at, buffer).await) };
             self.home.with(read).await.unwrap_or_else(|error| (Err(error), Buffer::new(length)))
         })
     }
@@ -351,6 +351,8 @@ impl Zones for ReaderHandle {
     }
 
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
-        Call::new(self.home.with(move |seen: Rc<Seen>| async move { seen.core()?.report(first, count) }))
+        Call::new(
+            self.home.with(move |zones: Rc<ReaderZones>| async move { zones.core()?.report(first, count) }),
+        )
     }
 }

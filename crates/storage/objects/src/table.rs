@@ -185,7 +185,7 @@ pub(crate) struct Table {
     pub is_clean: bool,
 }
 
-fn strange(zone: u32, what: &str) -> Error {
+fn invalid_change(zone: u32, what: &str) -> Error {
     Error::corrupt(format!(
         "a manifest changes zone {zone}, {what}: it doesn't follow the manifests before it"
     ))
@@ -275,14 +275,14 @@ impl Table {
         let zone_size = self.zone_size;
         let count = self.zones.len();
         let entry = self.zones.get_mut(zone as usize);
-        let entry = entry.ok_or_else(|| strange(zone, &format!("of {count}")))?;
+        let entry = entry.ok_or_else(|| invalid_change(zone, &format!("of {count}")))?;
         match *change {
             Change::Piece { offset, length, compressed, serial, .. } => {
                 let follows = offset == entry.end()
                     && (1..COMPRESSED).contains(&length)
                     && offset + u64::from(length) <= zone_size;
                 if !follows || !matches!(entry.state, State::Empty | State::Begun) {
-                    return Err(strange(zone, &format!("by {length} bytes at {offset}")));
+                    return Err(invalid_change(zone, &format!("by {length} bytes at {offset}")));
                 }
                 let piece = Piece { offset, length, compressed, epoch, serial };
                 entry.pieces.push(piece);
@@ -297,13 +297,13 @@ impl Table {
                     State::Interrupted => entry.state == State::Begun,
                 };
                 if !fits {
-                    return Err(strange(zone, &format!("from {:?} to {state:?}", entry.state)));
+                    return Err(invalid_change(zone, &format!("from {:?} to {state:?}", entry.state)));
                 }
                 entry.state = state;
             }
             Change::Reset { generation, .. } => {
                 if entry.generation.checked_add(1) != Some(generation) {
-                    return Err(strange(
+                    return Err(invalid_change(
                         zone,
                         &format!("from generation {} to {generation}", entry.generation),
                     ));
@@ -314,7 +314,7 @@ impl Table {
             Change::Merge { offset, length, compressed, serial, .. } => {
                 let merged = entry.covered(offset, length).filter(|_| length < COMPRESSED);
                 let Some(merged) = merged else {
-                    return Err(strange(zone, &format!("by a merge of {length} bytes at {offset}")));
+                    return Err(invalid_change(zone, &format!("by a merge of {length} bytes at {offset}")));
                 };
                 let piece = Piece { offset, length, compressed, epoch, serial };
                 self.stored.remove(&entry.pieces[merged.clone()]);

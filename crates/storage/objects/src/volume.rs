@@ -3,7 +3,7 @@
 
 use crate::core::{Core, Settings};
 use crate::encryption::{self, Encryption};
-use crate::format::Writers;
+use crate::format::Writer;
 use crate::key_store::KeyStore;
 use crate::manifests::Manifests;
 use crate::opening::{self, Found, Loaded, NewZones, Proof};
@@ -37,13 +37,13 @@ pub(crate) struct Volume {
     pub zones: NewZones,
     /// Zones to create.
     new: Option<NewZones>,
-    state: RefCell<State>,
+    state: RefCell<ClaimState>,
     /// Whether changes are to become durable in order.
     is_ordered: Cell<bool>,
     changed: Notify,
 }
 
-enum State {
+enum ClaimState {
     Found(Box<Found>),
     /// A claim is in flight.
     Claiming,
@@ -105,7 +105,7 @@ impl Volume {
             epoch: found.epoch,
             zones: found.zones,
             new: format,
-            state: RefCell::new(State::Found(Box::new(found))),
+            state: RefCell::new(ClaimState::Found(Box::new(found))),
             is_ordered: Cell::new(false),
             changed: Notify::new(),
         }))
@@ -114,19 +114,19 @@ impl Volume {
     /// Zones of the writer; `None` before the claim.
     pub fn core(&self) -> Option<Rc<Core>> {
         match &*self.state.borrow() {
-            State::Claimed(core, _) => core.get().ok(),
+            ClaimState::Claimed(core, _) => core.get().ok(),
             _ => None,
         }
     }
 
     fn is_found(&self) -> bool {
-        matches!(&*self.state.borrow(), State::Found(_))
+        matches!(&*self.state.borrow(), ClaimState::Found(_))
     }
 
     /// Error of a claim that failed.
     pub fn failure(&self) -> Option<Error> {
         match &*self.state.borrow() {
-            State::Failed(error) => Some(error.clone()),
+            ClaimState::Failed(error) => Some(error.clone()),
             _ => None,
         }
     }
@@ -141,7 +141,7 @@ impl Volume {
     /// # Errors
     /// [`Error::Corrupt`] for a damaged one; errors of the store.
     pub async fn last_claim(self: Rc<Self>) -> Result<Option<Claim>> {
-        if let State::Claimed(_, claim) = &*self.state.borrow() {
+        if let ClaimState::Claimed(_, claim) = &*self.state.borrow() {
             return Ok(Some(claim.clone()));
         }
         opening::last_claim(&self.manifests, self.epoch).await
@@ -157,7 +157,7 @@ impl Volume {
                 "these zones are claimed already; expected a claim before the first handle: open them again",
             ));
         }
-        self.claimed(Some(token)).await.map(|(_, claim)| claim)
+        self.get_or_claim(Some(token)).await.map(|(_, claim)| claim)
     }
 
     /// Returns the zones of this writer, which claims the volume if it hasn't yet. A claim that has begun is
@@ -165,20 +165,20 @@ impl Volume {
     ///
     /// # Errors
     /// Errors of the claim.
-    pub async fn claimed(self: Rc<Self>, token: Option<ClaimToken>) -> Result<(Home<Core>, Claim)> {
+    pub async fn get_or_claim(self: Rc<Self>, token: Option<ClaimToken>) -> Result<(Home<Core>, Claim)> {
         loop {
             let begun = {
                 let mut state = self.state.borrow_mut();
-                match std::mem::replace(&mut *state, State::Claiming) {
-                    State::Found(found) => Some(Some(*found)),
-                    State::Claiming => None,
-                    State::Claimed(core, claim) => {
-                        *state = State::Claimed(core.clone(), claim.clone());
+                match std::mem::replace(&mut *state, ClaimState::Claiming) {
+                    ClaimState::Found(found) => Some(Some(*found)),
+                    ClaimState::Claiming => None,
+                    ClaimState::Claimed(core, claim) => {
+                        *state = ClaimState::Claimed(core.clone(), claim.clone());
                         return Ok((core, claim));
                     }
-                    State::Failed(error) if is_of_store(&error) => Some(None),
-                    State::Failed(error) => {
-                        *state = State::Failed(error.clone());
+                    ClaimState::Failed(error) if is_of_store(&error) => Some(None),
+                    ClaimState::Failed(error) => {
+                        *state = ClaimState::Failed(error.clone());
                         return Err(error);
                     }
                 }
@@ -186,7 +186,7 @@ impl Volume {
             match begun {
                 Some(found) => {
                     let own = self.clone();
-                    runtime::carry(async move { own.claim_now(found, token).await }).await;
+                    runtime::carry(async move { own.run_claim(found, token).await }).await;
                     if let Some(error) = self.failure() {
                         return Err(error);
                     }
@@ -199,30 +199,30 @@ impl Volume {
     /// Makes changes durable in the order in which they begin, from now on.
     pub fn keep_order(&self) -> bool {
         self.is_ordered.set(true);
-        if let State::Claimed(core, _) = &*self.state.borrow() {
+        if let ClaimState::Claimed(core, _) = &*self.state.borrow() {
             return core.get().map(|core| core.keep_order()).is_ok();
         }
         true
     }
 
     /// Claims the volume as it was `found`; `None` looks at it again first.
-    async fn claim_now(self: Rc<Self>, found: Option<Found>, token: Option<ClaimToken>) {
+    async fn run_claim(self: Rc<Self>, found: Option<Found>, token: Option<ClaimToken>) {
         let claimed = self.open_found(found, token).await;
         let state = match claimed {
             Ok((core, claim)) => {
                 if self.is_ordered.get() {
                     core.keep_order();
                 }
-                State::Claimed(Home::here(core), claim)
+                ClaimState::Claimed(Home::here(core), claim)
             }
-            Err(error) => State::Failed(error),
+            Err(error) => ClaimState::Failed(error),
         };
         self.state.replace(state);
         self.changed.notify_all();
     }
 
     async fn open_found(&self, found: Option<Found>, token: Option<ClaimToken>) -> Result<(Rc<Core>, Claim)> {
-        let writer = Writers::new(self.writer.clone());
+        let writer = Writer::new(self.writer.clone());
         let check = |loaded: &Loaded, proof| self.existing.check(loaded, proof, &self.settings);
         let found = match found {
             Some(found) => found,
@@ -243,7 +243,7 @@ impl Volume {
     ///
     /// # Errors
     /// Errors of creating it.
-    pub async fn end(self: Rc<Self>) -> Result<Option<Home<Core>>> {
+    pub async fn core_to_close(self: Rc<Self>) -> Result<Option<Home<Core>>> {
         match self.failure() {
             Some(_) => Ok(None),
             None if self.is_found() && !(self.new.is_some() && self.epoch == 0) => {
@@ -254,7 +254,7 @@ impl Volume {
                 }
                 Ok(None)
             }
-            None => self.claimed(None).await.map(|(core, _)| Some(core)),
+            None => self.get_or_claim(None).await.map(|(core, _)| Some(core)),
         }
     }
 }

@@ -26,14 +26,19 @@ impl Core {
         let begun = self.begin_append(index).await?;
         let memory = self.take_memory(payload.len()).await?;
         self.check()?;
-        let landed =
-            self.land(&mut self.zones.borrow_mut()[index.0 as usize], index, wanted, &payload, memory);
+        let appended = self.append_locked(
+            &mut self.zones.borrow_mut()[index.0 as usize],
+            index,
+            wanted,
+            &payload,
+            memory,
+        );
         drop(begun);
-        landed.map(|offset| ZoneAddress::new(index.0, offset))
+        appended.map(|offset| ZoneAddress::new(index.0, offset))
     }
 
     /// Copies an append to a zone, and uploads pieces that are full.
-    fn land(
+    fn append_locked(
         self: &Rc<Self>,
         zone: &mut Zone,
         index: ZoneIndex,
@@ -108,9 +113,9 @@ impl Core {
             Ok(())
         };
         // Appends that have begun land before.
-        self.own(at.zone, None).await?;
+        self.lock_zone(at.zone, None).await?;
         let mut rewound = Ok(());
-        self.release(at.zone, |zone| rewound = rewind(zone));
+        self.unlock_zone(at.zone, |zone| rewound = rewind(zone));
         rewound
     }
 }

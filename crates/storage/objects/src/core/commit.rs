@@ -1,8 +1,8 @@
 //! Flushes, finishes and resets: changes of zones that return once a manifest names them.
 //!
 //! # Promises
-//! - A flush uploads the gathered bytes of its zones, and returns after a manifest names all their bytes below
-//!   the write pointers of its beginning. A finish does that for its zone, and marks it full.
+//! - A flush uploads the gathered bytes of its zones, and returns after a manifest names all their bytes
+//!   below the write pointers of its beginning. A finish does that for its zone, and marks it full.
 //! - A reset returns after its manifest, and with a key store after the zone's key is destroyed.
 //! - On demand these changes are in the manifests in the order in which they began (`order`).
 //! - A manifest names only pieces that are stored.
@@ -30,10 +30,10 @@ impl Core {
     /// Makes the completed appends to these zones durable.
     pub async fn flush(self: Rc<Self>, indices: Vec<ZoneIndex>) -> Result<()> {
         self.check()?;
-        self.flush_now(indices).await
+        self.upload_and_commit(indices).await
     }
 
-    pub(super) async fn flush_now(self: Rc<Self>, indices: Vec<ZoneIndex>) -> Result<()> {
+    pub(super) async fn upload_and_commit(self: Rc<Self>, indices: Vec<ZoneIndex>) -> Result<()> {
         let turn = self.order.begin();
         let mut targets = Vec::with_capacity(indices.len());
         for index in indices {
@@ -42,28 +42,28 @@ impl Core {
             targets.push((index, zone.resets, zone.write_pointer));
         }
         for (index, resets, _) in &targets {
-            self.stored(*index, *resets).await?;
+            self.wait_until_stored(*index, *resets).await?;
         }
-        self.comes(&turn).await?;
+        self.wait_for_turn(&turn).await?;
         let mut batch = 0;
         for (index, resets, end) in targets {
             let zone = &mut self.zones.borrow_mut()[index.0 as usize];
             if zone.resets == resets {
-                self.queue(zone, index, end);
+                self.queue_pieces(zone, index, end);
                 batch = batch.max(zone.batch);
             }
         }
         drop(turn);
-        self.log.durable(batch).await
+        self.log.wait_until_durable(batch).await
     }
 
     /// Finishes a zone.
     pub async fn finish(self: Rc<Self>, index: ZoneIndex) -> Result<()> {
-        if !self.own(index, Some(ZoneState::Full)).await? {
+        if !self.lock_zone(index, Some(ZoneState::Full)).await? {
             return Ok(());
         }
-        let finished = self.finish_owned(index).await;
-        self.release(index, |zone| {
+        let finished = self.finish_locked(index).await;
+        self.unlock_zone(index, |zone| {
             if finished.is_ok() {
                 (zone.state, zone.write_pointer) = (ZoneState::Full, zone.end);
                 zone.pending.clear();
@@ -73,37 +73,42 @@ impl Core {
         finished
     }
 
-    async fn finish_owned(self: &Rc<Self>, index: ZoneIndex) -> Result<()> {
+    async fn finish_locked(self: &Rc<Self>, index: ZoneIndex) -> Result<()> {
         let turn = self.order.begin();
         let resets = {
             let zone = &mut self.zones.borrow_mut()[index.0 as usize];
             self.upload(zone, index);
             zone.resets
         };
-        self.stored(index, resets).await?;
-        self.comes(&turn).await?;
+        self.wait_until_stored(index, resets).await?;
+        self.wait_for_turn(&turn).await?;
         let batch = {
             let zone = &mut self.zones.borrow_mut()[index.0 as usize];
-            self.queue(zone, index, u64::MAX);
+            self.queue_pieces(zone, index, u64::MAX);
             zone.batch = self.log.push([Change::State { zone: index.0, state: State::Full }]);
             zone.batch
         };
         drop(turn);
-        self.log.durable(batch).await
+        self.log.wait_until_durable(batch).await
     }
 
     /// Resets a zone, and returns its new generation.
     pub async fn reset(self: Rc<Self>, index: ZoneIndex) -> Result<u64> {
-        self.own(index, None).await?;
+        self.lock_zone(index, None).await?;
+        let raised = self.reset_locked(index).await;
+        self.unlock_zone(index, |zone| {
+            if let Ok(generation) = raised {
+                (zone.state, zone.generation) = (ZoneState::Empty, generation);
+                (zone.write_pointer, zone.end) = (0, 0);
+            }
+        });
+        raised
+    }
+
+    async fn reset_locked(&self, index: ZoneIndex) -> Result<u64> {
         let turn = self.order.begin();
-        if let Err(error) = self.check_renewable(index).await {
-            self.release(index, |_| ());
-            return Err(error);
-        }
-        if let Err(error) = self.comes(&turn).await {
-            self.release(index, |_| ());
-            return Err(error);
-        }
+        self.check_renewable(index).await?;
+        self.wait_for_turn(&turn).await?;
         let (generation, batch) = {
             let zone = &mut self.zones.borrow_mut()[index.0 as usize];
             zone.resets += 1;
@@ -122,18 +127,11 @@ impl Core {
             (generation, zone.batch)
         };
         drop(turn);
-        let raised = self.log.durable(batch).await;
-        // Only now: a crash before would leave data without its key.
-        let raised = match raised {
+        let raised = match self.log.wait_until_durable(batch).await {
+            // Only now: a crash before would leave data without its key.
             Ok(()) => self.renew(index, generation).await,
             failed => failed,
         };
-        self.release(index, |zone| {
-            if raised.is_ok() {
-                (zone.state, zone.generation) = (ZoneState::Empty, generation);
-                (zone.write_pointer, zone.end) = (0, 0);
-            }
-        });
         self.merging.forget(index);
         raised.map(|()| generation)
     }
@@ -142,12 +140,12 @@ impl Core {
     ///
     /// # Errors
     /// Errors of a log that has ended.
-    async fn comes(&self, turn: &Turn<'_>) -> Result<()> {
-        self.log.unless_ended(turn.comes()).await
+    async fn wait_for_turn(&self, turn: &Turn<'_>) -> Result<()> {
+        self.log.unless_ended(turn.wait()).await
     }
 
     /// Waits until all pieces of a zone that were sealed are stored, or the zone was reset.
-    async fn stored(&self, index: ZoneIndex, resets: u64) -> Result<()> {
+    async fn wait_until_stored(&self, index: ZoneIndex, resets: u64) -> Result<()> {
         let last = {
             let zones = self.zones.borrow();
             let zone = &zones[index.0 as usize];
@@ -170,7 +168,7 @@ impl Core {
 
     /// Puts the stored pieces of a zone below `end` into the next batch, in order, and forgets those that are
     /// durable.
-    fn queue(&self, zone: &mut Zone, index: ZoneIndex, end: u64) {
+    fn queue_pieces(&self, zone: &mut Zone, index: ZoneIndex, end: u64) {
         let named = self.log.with_table(|table| table.zones[index.0 as usize].end());
         // A reset empties the list, and appends begin after its manifest: what the table has is of this life.
         while zone.pending.front().is_some_and(|piece| piece.is_queued && piece.offset < named) {

@@ -61,7 +61,7 @@ impl Core {
         }
         // Pieces may be in changes that were added before. A reset that is being written may have taken
         // pieces out of the table: they are garbage once its manifest exists.
-        self.log.written().await?;
+        self.log.wait_until_written().await?;
         known.extend(self.garbage.names());
         found.retain(|name| !known.contains(name) && is_unknown(*name));
         let garbage: Vec<Name> = found.into_iter().take(self.garbage.headroom()).collect();

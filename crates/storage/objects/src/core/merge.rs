@@ -15,7 +15,7 @@
 use super::Core;
 use super::upload::Attempt;
 use crate::gather::{Gather, Sealed};
-use crate::merging::{self, Budget, Candidates, Job, Run};
+use crate::merging::{self, Budget, Candidate, Candidates, Decision, Job, Run};
 use crate::names::{Name, PieceName};
 use crate::seal::Sealer;
 use crate::table::{Change, Piece, Table};
@@ -179,30 +179,30 @@ impl Core {
         for _ in 0..MAX_LOOKS {
             let first = self.merging.candidates.borrow_mut().first();
             let zone = match first {
-                Ok(zone) => zone,
-                Err(true) => {
+                Candidate::Zone(zone) => zone,
+                Candidate::Dropped => {
                     self.note_all();
                     continue;
                 }
-                Err(false) => return None,
+                Candidate::None => return None,
             };
             let resets = {
                 let zone = &self.zones.borrow()[zone as usize];
-                (!zone.is_owned).then_some(zone.resets)
+                (!zone.is_locked).then_some(zone.resets)
             };
             // A finish, a reset or a rewind is in progress.
             let Some(resets) = resets else {
                 self.merging.candidates.borrow_mut().remove(zone);
                 continue;
             };
-            let (pieces, job) = self.log.with_table(|table| {
+            let (pieces, decision) = self.log.with_table(|table| {
                 let (budget, entry) = (&mut self.merging.budget.borrow_mut(), &table.zones[zone as usize]);
-                (entry.pieces.len(), merging::job(budget, zone, entry, self.merging.target))
+                (entry.pieces.len(), merging::decide(budget, zone, entry, self.merging.target))
             });
-            match job {
-                Ok(job) => return Some((job, resets)),
-                Err(true) => return None,
-                Err(false) => self.merging.candidates.borrow_mut().pass(zone, pieces),
+            match decision {
+                Decision::Merge(job) => return Some((job, resets)),
+                Decision::Wait => return None,
+                Decision::Pass => self.merging.candidates.borrow_mut().pass(zone, pieces),
             }
         }
         None
@@ -240,7 +240,7 @@ impl Merge<'_> {
         let mut merged = Vec::new();
         let mut outcome = Ok(());
         for run in &self.job.runs {
-            match self.merge(run).await {
+            match self.merge_run(run).await {
                 Ok(stored) => merged.push(stored),
                 Err(error) => {
                     outcome = Err(error);
@@ -280,7 +280,7 @@ impl Merge<'_> {
     }
 
     /// Ends the merge of zones that were reset or closed, and when the store isn't well.
-    fn may_go_on(&self) -> Result<()> {
+    fn check_store(&self) -> Result<()> {
         self.check()?;
         match self.core.is_quiet() {
             true => Ok(()),
@@ -289,10 +289,10 @@ impl Merge<'_> {
     }
 
     /// Waits until no append waits for memory, and `memory` bytes are free.
-    async fn turn(&self, memory: u64) -> Result<()> {
+    async fn wait_for_memory(&self, memory: u64) -> Result<()> {
         let end = runtime::now() + MAX_WAIT;
         loop {
-            self.may_go_on()?;
+            self.check_store()?;
             let is_free =
                 self.core.uploads.waiting.get() == 0 && self.core.memory.available() as u64 >= memory;
             if is_free {
@@ -306,7 +306,7 @@ impl Merge<'_> {
     }
 
     /// Returns when appends have waited for memory for a while.
-    async fn appends_wait(&self) {
+    async fn wait_until_appends_starve(&self) {
         let mut since = None;
         loop {
             let (now, is_waiting) = (runtime::now(), self.core.uploads.waiting.get() > 0);
@@ -319,10 +319,10 @@ impl Merge<'_> {
     }
 
     /// Merges a run, and stores its piece.
-    async fn merge(&self, run: &Run) -> Result<Merged> {
+    async fn merge_run(&self, run: &Run) -> Result<Merged> {
         let core = self.core;
         // Twice the length, so that appends needn't wait for it.
-        self.turn(2 * run.length).await?;
+        self.wait_for_memory(2 * run.length).await?;
         let permit = core.memory.try_acquire(run.length as usize);
         let permit = Rc::new(permit.ok_or_else(|| cancelled("appends need the memory"))?);
         let merging = &core.merging;
@@ -340,13 +340,13 @@ impl Merge<'_> {
             if sealed.length != run.length {
                 return Err(cancelled("the zone has other pieces"));
             }
-            self.may_go_on()?;
+            self.check_store()?;
             is_begun.set(true);
             self.upload(&name, &sealed).await.map(|()| sealed.compressed)
         };
         let merged = {
-            let (mut work, mut appends_wait) = (pin!(work), pin!(self.appends_wait()));
-            poll_fn(|context| match appends_wait.as_mut().poll(context) {
+            let (mut work, mut appends_starve) = (pin!(work), pin!(self.wait_until_appends_starve()));
+            poll_fn(|context| match appends_starve.as_mut().poll(context) {
                 Poll::Ready(()) => Poll::Ready(Err(cancelled("appends need the memory"))),
                 Poll::Pending => work.as_mut().poll(context),
             })
@@ -390,7 +390,7 @@ impl Merge<'_> {
                 bytes += wanted.end - wanted.start;
                 group.push((piece, wanted));
             }
-            self.may_go_on()?;
+            self.check_store()?;
             let reading = runtime::join_limited(READERS, group.into_iter().map(|read| self.read_one(read)));
             let read = runtime::timeout(LIMIT, reading).await;
             for buffer in read.map_err(|_| cancelled("the object store is slow"))? {
@@ -441,7 +441,7 @@ impl Merge<'_> {
         }
         // A reset that comes now is a later change.
         let batch = core.log.push(changes);
-        core.log.durable(batch).await?;
+        core.log.wait_until_durable(batch).await?;
         let merging = &core.merging;
         merging.changes.set(merging.changes.get() + 1);
         let (pieces, bytes) =

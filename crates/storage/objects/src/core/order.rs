@@ -2,8 +2,8 @@
 //! that the bucket never has one without those. Their uploads run at the same time. Without it a slow upload
 //! delays its own zone alone.
 //!
-//! A change takes its turn when no other call owns its zone, and waits for no zone from then on: so no turn
-//! waits for a later one.
+//! A finish and a reset take their turn once they have locked their zone, and a flush locks none. So no turn
+//! waits for a zone, and none for a later turn.
 
 use runtime::sync::Notify;
 use std::cell::{Cell, RefCell};
@@ -41,7 +41,7 @@ impl Order {
 
 impl Turn<'_> {
     /// Waits until all earlier changes are in a batch, or have failed, if the order is kept.
-    pub async fn comes(&self) {
+    pub async fn wait(&self) {
         while self.order.is_kept.get() && self.order.waiting.borrow().first() != Some(&self.number) {
             self.order.ended.notified().await;
         }
@@ -74,7 +74,7 @@ mod tests {
                     // The first ones take longest; one fails before its turn comes.
                     runtime::sleep(std::time::Duration::from_millis(10 - number)).await;
                     if number != 1 {
-                        turn.comes().await;
+                        turn.wait().await;
                         ended.borrow_mut().push(number);
                     }
                 }

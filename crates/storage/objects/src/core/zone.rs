@@ -41,9 +41,9 @@ impl Pending {
 pub(super) struct Zone {
     pub state: ZoneState,
     pub generation: u64,
-    /// Whether a finish, a reset or a rewind owns it: other changes wait.
-    pub is_owned: bool,
-    /// Appends that have begun, such as those that wait for memory: an owner waits for their end.
+    /// Whether a finish, a reset or a rewind has locked it: other changes wait.
+    pub is_locked: bool,
+    /// Appends that have begun, such as those that wait for memory: a lock waits for their end.
     pub appending: usize,
     pub write_pointer: u64,
     /// End of the bytes that are there: after a rewind they go on after the write pointer.
@@ -70,7 +70,7 @@ impl Drop for Appending<'_> {
         let is_awaited = {
             let zone = &mut self.core.zones.borrow_mut()[self.index.0 as usize];
             zone.appending -= 1;
-            zone.is_owned
+            zone.is_locked
         };
         if is_awaited {
             self.core.changed.notify_all();
@@ -94,7 +94,7 @@ impl Zone {
         Zone {
             state,
             generation: entry.generation,
-            is_owned: false,
+            is_locked: false,
             appending: 0,
             write_pointer: entry.end(),
             end: entry.end(),
@@ -108,15 +108,22 @@ impl Zone {
 }
 
 impl Core {
-    /// Runs on a zone that no call owns, waiting for that.
-    pub(super) async fn with_zone<R>(&self, zone: ZoneIndex, act: impl FnOnce(&mut Zone) -> R) -> Result<R> {
+    /// Waits until a zone isn't locked, and runs on it.
+    ///
+    /// # Errors
+    /// Errors of [`check`](Core::check).
+    pub(super) async fn with_unlocked_zone<R>(
+        &self,
+        zone: ZoneIndex,
+        act: impl FnOnce(&mut Zone) -> R,
+    ) -> Result<R> {
         let mut act = Some(act);
         loop {
             self.check()?;
             {
                 let mut zones = self.zones.borrow_mut();
                 let zone = &mut zones[zone.0 as usize];
-                if let Some(act) = act.take_if(|_| !zone.is_owned) {
+                if let Some(act) = act.take_if(|_| !zone.is_locked) {
                     return Ok(act(zone));
                 }
             }
@@ -129,14 +136,18 @@ impl Core {
     /// # Errors
     /// Errors of [`check`](Core::check).
     pub(super) async fn begin_append(&self, index: ZoneIndex) -> Result<Appending<'_>> {
-        self.with_zone(index, |zone| zone.appending += 1).await?;
+        self.with_unlocked_zone(index, |zone| zone.appending += 1).await?;
         Ok(Appending { core: self, index })
     }
 
-    /// Becomes the owner of a zone, once the appends to it that have begun have ended; false if it is in the
-    /// state `done` then. Appends that wait for memory get it by uploads alone, or end with the log.
-    pub(super) async fn own(&self, index: ZoneIndex, done: Option<ZoneState>) -> Result<bool> {
-        self.with_zone(index, |zone| zone.is_owned = true).await?;
+    /// Locks a zone, and waits until the appends to it that have begun have ended; false, without a lock, if
+    /// it is in the state `done` then. Appends that wait for memory get it by uploads alone, or end with the
+    /// log.
+    ///
+    /// # Errors
+    /// Errors of [`check`](Core::check).
+    pub(super) async fn lock_zone(&self, index: ZoneIndex, done: Option<ZoneState>) -> Result<bool> {
+        self.with_unlocked_zone(index, |zone| zone.is_locked = true).await?;
         let state = loop {
             let (state, appending) = {
                 let zone = &self.zones.borrow()[index.0 as usize];
@@ -149,18 +160,18 @@ impl Core {
         };
         let is_done = Some(state) == done;
         if is_done {
-            self.release(index, |_| ());
+            self.unlock_zone(index, |_| ());
         }
         Ok(!is_done)
     }
 
-    /// Ends the ownership of a zone.
-    pub(super) fn release(&self, index: ZoneIndex, change: impl FnOnce(&mut Zone)) {
+    /// Changes a locked zone, and unlocks it.
+    pub(super) fn unlock_zone(&self, index: ZoneIndex, change: impl FnOnce(&mut Zone)) {
         let mut zones = self.zones.borrow_mut();
         let zone = &mut zones[index.0 as usize];
         let before = zone.state;
         change(zone);
-        zone.is_owned = false;
+        zone.is_locked = false;
         self.limits.moved(before, zone.state);
         drop(zones);
         self.changed.notify_all();
@@ -193,7 +204,7 @@ impl Core {
             }
             state => Err(wrong_state(index, state)),
         };
-        self.with_zone(index, open).await?
+        self.with_unlocked_zone(index, open).await?
     }
 
     /// Closes an open zone.
@@ -207,6 +218,6 @@ impl Core {
             }
             state => Err(wrong_state(index, state)),
         };
-        self.with_zone(index, close).await?
+        self.with_unlocked_zone(index, close).await?
     }
 }

@@ -2,7 +2,7 @@
 //! next opening.
 
 use super::Volume;
-use crate::format::{Kind, Writers};
+use crate::format::{Kind, Writer};
 use crate::manifests::{Identity, Newest, age_of};
 use crate::opening::{self, last_epoch};
 use crate::retry;
@@ -71,7 +71,7 @@ impl Volume {
             Some(found) => Ok(found),
             None => {
                 opening::check_empty(&self.manifests).await?;
-                Err(opening::none(&self.manifests))
+                Err(opening::no_volume(&self.manifests))
             }
         }
     }
@@ -98,7 +98,7 @@ impl Volume {
     /// # Errors
     /// Errors of [`epoch`](Self::epoch); [`Error::Busy`] if writers are faster each time.
     pub async fn fence(&self) -> Result<Epoch> {
-        let writer = Writers::new(format!("siltstone objects fence, {}", self.writer));
+        let writer = Writer::new(format!("siltstone objects fence, {}", self.writer));
         for _ in 0..ATTEMPTS {
             let (epoch, newest) = self.newest().await?;
             let volume = newest.manifest.as_ref().map_or([0; 16], |manifest| manifest.volume);

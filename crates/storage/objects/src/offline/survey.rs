@@ -155,7 +155,7 @@ impl<'t> Survey<'t> {
         }
     }
 
-    fn waste(&mut self, name: Name, bytes: u64) {
+    fn add_garbage(&mut self, name: Name, bytes: u64) {
         self.garbage.add(bytes);
         if self.names.len() < MAX_NAMES {
             self.names.push(name);
@@ -195,13 +195,15 @@ pub(crate) async fn survey<'t>(
                 return survey.manifests.add(bytes);
             }
             // The next epoch has begun with a base, or nothing will link to it.
-            Some(name @ Name::Base { epoch, .. }) if is_over(epoch) => return survey.waste(name, bytes),
+            Some(name @ Name::Base { epoch, .. }) if is_over(epoch) => {
+                return survey.add_garbage(name, bytes);
+            }
             Some(Name::Base { .. }) => return survey.unsettled.add(bytes),
             Some(Name::Piece(name)) => name,
         };
         match survey.seen.find(&name) {
             Some((_, size)) => survey.note(name, size.object(manifests.is_encrypted()), Some(bytes)),
-            None if is_over(name.epoch) => survey.waste(Name::Piece(name), bytes),
+            None if is_over(name.epoch) => survey.add_garbage(Name::Piece(name), bytes),
             None => survey.unsettled.add(bytes),
         }
     };
@@ -237,7 +239,7 @@ async fn survey_epoch(
         let name = Name::Manifest { epoch, number };
         match old.contains(&name) || bases::is_replaced(name, state.epoch, state.link) {
             false => survey.manifests.add(bytes),
-            true if epoch < state.epoch || looked.is_final() => survey.waste(name, bytes),
+            true if epoch < state.epoch || looked.is_final() => survey.add_garbage(name, bytes),
             // Its writer deletes it.
             true => survey.unsettled.add(bytes),
         }
