@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
   siltstone objects status stack.toml                 show the state of the bucket, without opening the volume
   siltstone objects check stack.toml --data           read and verify everything; writes nothing
   siltstone objects gc stack.toml --dry-run           count the objects that nothing needs
-  siltstone objects fence stack.toml --yes            end the writes of the volume's writer, wherever it runs
+  siltstone objects fence stack.toml --yes            end the volume's writer, wherever it runs
   siltstone objects drain stack.toml                  upload everything, end the server, leave the bucket to another machine
 
 The stack names the bucket; its part is of kind \"objects\". No verb but drain needs a server, and none opens the volume: a \
@@ -84,36 +84,48 @@ pub struct ObjectsCheck {
 /// Delete objects that no manifest needs, such as those that a crash has left
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  siltstone objects gc stack.toml --dry-run                        only count them
-  siltstone objects gc stack.toml
+  siltstone objects gc stack.toml --dry-run                        count the objects and their bytes; deletes nothing
+  siltstone objects gc stack.toml                                  delete them
 
-If the stack is being served, its server deletes them, after the grace, and this returns at once. Otherwise they are deleted \
-here: after the grace, unless the volume hasn't changed for longer. That is safe while another machine writes the volume: what \
-its writer may still name or delete itself isn't touched.")]
+What happens: all objects below the prefix are listed, 1000 with a request. Deleted is data that no manifest names, of writers that \
+have ended, and manifests that a later one replaces. Objects of other programs are counted and left.
+
+Who deletes: if this stack is being served here, its server does, after the time of the key grace, 60s by default; this command \
+returns once all are listed. Otherwise this command does: it waits for the grace, unless the volume hasn't changed for longer, and then deletes.
+
+Who is affected: no writer. One on another machine continues, and what it may still name or delete is left to it. A reader that \
+is behind the newest manifest by more than the grace may miss objects of its older state.")]
 pub struct ObjectsGc {
     #[command(flatten)]
     pub operated: Operated,
     #[command(flatten)]
     pub bucket: BucketPart,
-    /// Count them, and delete nothing
+    /// Count the objects that would be deleted, and delete nothing
     #[arg(long)]
     pub dry_run: bool,
 }
 
-/// End the acknowledgements of a volume's writer, without opening the volume
+/// End a volume's writer, wherever it runs, without opening the volume
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  siltstone objects fence stack.toml                               tell whom it would fence
-  siltstone objects fence stack.toml --yes
+  siltstone objects fence stack.toml                  name the writer that would be fenced; writes nothing
+  siltstone objects fence stack.toml --yes            fence it
 
-From then on no flush of that writer returns, wherever it runs; what it hasn't flushed is lost. The next one that opens the \
-volume writes it. Opening fences as well: this is for a writer that must end now.")]
+What happens: one object, a seal, is created in the bucket, under the number of the writer's next manifest. The writer finds the \
+number taken, and can create no manifest after it.
+
+Who is affected: the writer that is named, on whatever machine. Its next flush, finish or reset of a zone fails with \"fenced\", and \
+so do those that wait. What it has flushed stays; what it hasn't flushed is lost. Readers continue.
+
+Afterwards the volume has no writer. The next program that opens it writes it, also the fenced server if something starts it \
+again: stop that server for good. A program that opens the volume fences the last writer itself, so this is for a writer that \
+must end before.")]
 pub struct ObjectsFence {
     #[arg(help = STACK_HELP)]
     pub stack: String,
     #[command(flatten)]
     pub bucket: BucketPart,
-    /// Fence the writer
+    /// Fence the writer; without it the command only names it, and exits with 2
     #[arg(long)]
     pub yes: bool,
 }
@@ -121,11 +133,16 @@ pub struct ObjectsFence {
 /// Upload everything, end the server of a volume, and leave its bucket to another machine
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  siltstone objects drain stack.toml                  here; then, on the other machine:
-  siltstone serve stack.toml
+  siltstone objects drain stack.toml                  on the machine that serves the stack
+  siltstone serve stack.toml                          then on the other machine
 
-The server uploads while its clients write, until little is left; then it ends as by siltstone stop, with the rest. At the end the \
-bucket alone has everything, and is closed. The time without writes is printed.")]
+What happens: the server uploads what its write caches and the bucket's part have, in up to 8 rounds while clients write, until \
+little is left. Then it ends as by siltstone stop, with the rest. At last the bucket is read: its volume must be closed.
+
+Who is affected: clients of the server. They write until it ends, and are disconnected then; the time without writes is printed. \
+If the rest couldn't be uploaded, the server has ended, the volume isn't closed, and the exit code is 1: serve the stack here again.
+
+Afterwards the bucket alone has everything, and no machine writes the volume until one opens it.")]
 pub struct ObjectsDrain {
     #[command(flatten)]
     pub operated: Operated,

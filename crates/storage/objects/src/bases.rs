@@ -5,8 +5,8 @@
 //!   link to it. So a commit waits for a base only when [`MAX_CHAIN`] deltas, or half of [`MAX_DELTA_BYTES`],
 //!   have no newer one.
 //! - What the new base replaces is garbage once a durable delta links to it: until then opening needs it.
-//! - A base counts only if the store has its bytes: other ones under its key are garbage, and the base after
-//!   a later delta is written instead.
+//! - A base is valid only if the store has its bytes: other ones under its key are garbage, and the base
+//!   after a later delta is written instead.
 //!
 //! Left to others: the deltas (`manifest_log`), and the first base of an epoch (`opening`).
 

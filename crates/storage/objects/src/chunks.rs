@@ -1,4 +1,9 @@
 //! Places of a piece's chunks in its object: a header, and after each chunk a checksum, or with keys a seal.
+//!
+//! # Promises
+//! - A range of chunks is inside its object, and has at most two chunks more than the wanted bytes.
+//!
+//! Left to others: compressed pieces (`compression`), and the bytes of headers and checksums (`format`).
 
 use crate::seal::{NONCE, TAG};
 use std::ops::Range;

@@ -1,4 +1,11 @@
 //! Encryption as operators set it, and the keys and the key store of an opening.
+//!
+//! # Promises
+//! - A device that can't be the key store is refused before anything is claimed.
+//! - An opening that returns has a key store with the secrets of all zones, except those that are lost or
+//!   can't be read, which it logs.
+//!
+//! Left to others: the cipher (`seal`), the device (`key_store`), keys of zones (`core::keys`).
 
 use crate::format::VolumeId;
 use crate::key_store::{self, KeyStore};

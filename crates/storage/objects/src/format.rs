@@ -45,6 +45,11 @@ const PIECE_MAGIC: &[u8; 8] = b"SltObjPc";
 /// Identity of a volume: random bytes.
 pub(crate) type VolumeId = [u8; 16];
 
+/// Random bytes that name a volume or a writer, as hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8; 16]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Purpose of a manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {

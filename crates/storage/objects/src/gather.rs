@@ -1,4 +1,12 @@
 //! Bytes of an open zone that aren't uploaded yet, in chunks.
+//!
+//! # Promises
+//! - Appended bytes can be read back until their piece is stored. Each is in memory once: a whole chunk as it
+//!   will be in the object, compressed and sealed.
+//! - A piece keeps the memory of its appends until it is dropped.
+//! - The zone with most bytes is found without a look at all zones.
+//!
+//! Left to others: when a piece ends (`core::append`, `core::upload`).
 
 use crate::compression::{Compressor, Index, chunk_length, decompress};
 use crate::format::{CHUNK, ChunkSealer};

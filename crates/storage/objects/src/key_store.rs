@@ -19,6 +19,7 @@
 //! Left to others: that one writer uses the device (the stack locks its files), and the order of resets
 //! (`core`).
 
+use crate::format::hex;
 use crate::seal::KEY;
 use crate::table::{Entry, MAX_ZONES, Table};
 use block::{BlockIndex, BlockSize, Buffer, Device, DeviceGeometry, DevicePart, Durability, Error, Result};
@@ -122,7 +123,7 @@ pub(crate) fn check_device(device: &DeviceGeometry, zones: u32) -> Result<()> {
     match device.bytes() {
         bytes if bytes >= start + length => Ok(()),
         bytes => Err(Error::invalid(format!(
-            "a key store of {bytes} bytes: expected at least {} for {zones} zones",
+            "key_store: its device has {bytes} bytes; expected at least {} for {zones} zones: use a larger one",
             start + length
         ))),
     }
@@ -335,9 +336,14 @@ impl KeyStore {
     pub fn check_volume(&self, volume: &[u8; 16], table: &Table) -> Result<()> {
         match self.volume == *volume && self.zones as usize == table.zones.len() {
             true => Ok(()),
-            false => Err(Error::invalid(
-                "key_store: it has the secrets of another volume; expected those of this one, or format",
-            )),
+            false => Err(Error::invalid(format!(
+                "key_store: it has the secrets of another volume, {} with {} zones; expected those of {} with {} zones: name the device \
+                 of that volume, or replace the volume by --format",
+                hex(&self.volume),
+                self.zones,
+                hex(volume),
+                table.zones.len()
+            ))),
         }
     }
 
@@ -446,9 +452,10 @@ impl KeyStore {
                 secret.copy_from_slice(&slots[zone as usize * SLOT + 8..][..KEY]);
                 Ok(secret)
             }
-            Slot::Of(found) if found > generation => {
-                Err(Error::invalid(format!("zone {zone}: it was reset, and its key destroyed")))
-            }
+            Slot::Of(found) if found > generation => Err(Error::invalid(format!(
+                "zone {zone}: generation {generation} was reset and its key destroyed, the key store has generation {found}; \
+                     expected reads of the present generation: open again"
+            ))),
             Slot::Unread => Err(Error::corrupt(format!(
                 "zone {zone}: its key is unknown, since the key store can't be read from byte {} on; expected a device that can be read: \
                  mend it, or put a copy in its place, and open again",

@@ -1,4 +1,10 @@
-//! Declaration of zones in an object store for stacks.
+//! Declaration of zones in an object store for stacks: keys, metrics, plan.
+//!
+//! # Promises
+//! - Values that can't be are refused before anything is opened, at their key. Only the files of the keys
+//!   `tls` and, for the verb `objects`, `key_file` are read.
+//!
+//! Left to others: what the settings mean (`core::settings`), the part (`part`, `reader`).
 
 use crate::compression::{self, Compression};
 use crate::core::Settings;
@@ -325,7 +331,14 @@ async fn build(arguments: &Arguments) -> Result<Built> {
     if arguments.given("key_file") {
         // The file was read before the first part was built, which fails without it.
         let key: Option<Secret> = arguments.locked("key_file");
-        let key = key.ok_or_else(|| arguments.refuse("key_file", "key_file: it wasn't read"))?;
+        let key = key.ok_or_else(|| {
+            let path = arguments.optional_path("key_file").ok().flatten().unwrap_or_default();
+            let text = format!(
+                "key_file {}: it wasn't read before the parts were built; expected a file with a key of 32 bytes: start again",
+                path.display()
+            );
+            arguments.refuse("key_file", text)
+        })?;
         let key_store = arguments.optional_device(KEY_STORE)?;
         options.encryption = Some(Encryption { key: Arc::new(key), key_store });
     }
@@ -376,8 +389,8 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
         Some(new) => (Some(new.zones), Some(new.zone_size)),
         None => options.expected,
     };
-    let geometry = options.settings.geometry(zones.unwrap_or(4), zone_size.unwrap_or(DEFAULT_ZONE_SIZE));
-    let geometry = geometry.map_err(|error| arguments.refuse("memory", error.detail().to_owned()))?;
+    options.settings.check().map_err(|(key, text)| arguments.refuse(key, text))?;
+    let geometry = options.settings.geometry(zones.unwrap_or(4), zone_size.unwrap_or(DEFAULT_ZONE_SIZE))?;
     check_encryption(arguments, zones)?;
     let erase = encryption::guarantee(arguments.given(KEY_STORE));
     let geometry = ZoneGeometry { erase, ..geometry };

@@ -1,4 +1,11 @@
 //! Manifests in the bucket: numbered objects that are created only if they are absent.
+//!
+//! # Promises
+//! - A number has one creator: a manifest is created by one request, on condition that it is absent.
+//! - A manifest is missing only if the store answers that: all other errors are returned.
+//! - Errors of an object have its key. Memory is bounded by [`MAX_MANIFEST`] and the limits of listings.
+//!
+//! Left to others: their bytes (`format`), the chain from a base (`opening`), retries (`manifest_log`).
 
 use crate::format::{Kind, Manifest, VolumeId, Writer};
 use crate::indexes::Indexes;
@@ -182,7 +189,10 @@ impl Manifests {
         match self.get(manifest.epoch, manifest.number).await? {
             Some(found) if found.writer.id == manifest.writer.id => Ok(Created::Ours),
             Some(found) => Ok(Created::Others(found)),
-            None => Err(Error::io(format!("object {key}: the store refuses it as existing, and has none"))),
+            None => Err(Error::io(format!(
+                "object {key}: the store refuses to create it since it exists, and has none; expected one or the other: it is tried \
+                 again, and if that doesn't end, this store's conditional writes aren't atomic: use another one"
+            ))),
         }
     }
 
@@ -323,9 +333,11 @@ impl Manifests {
             (rest, group) = (before, READERS);
         }
         Err(match seals.len() {
-            count if count > MAX_SEALS => {
-                Error::corrupt(format!("epoch {epoch} has {count} seals; expected at most {MAX_SEALS}"))
-            }
+            count if count > MAX_SEALS => Error::corrupt(format!(
+                "{count} seals below {}; expected at most {MAX_SEALS}: stop what opens or fences the volume again and again, and \
+                     delete the last ones; the one with the lowest number has to stay",
+                self.names.manifests_of(epoch)
+            )),
             _ => self.lost(Name::Manifest { epoch, number: 0 }),
         })
     }

@@ -191,8 +191,10 @@ async fn load_chain(manifests: &Manifests, last: Manifest) -> Result<Loaded> {
     let is_possible = (last.kind == Kind::Base) == (base == number) && base <= number;
     if !is_possible || number - base > bases::MAX_CHAIN_READ {
         return Err(Error::corrupt(format!(
-            "object {}: it continues manifest {base}",
-            manifests.key(epoch, number)
+            "object {}: it continues base {base}; expected a base at most {} numbers before it: restore the object, or use another \
+             prefix",
+            manifests.key(epoch, number),
+            bases::MAX_CHAIN_READ
         )));
     }
     let mut chain = Vec::new();
@@ -211,7 +213,11 @@ async fn load_chain(manifests: &Manifests, last: Manifest) -> Result<Loaded> {
         let fits = fits && manifest.kind == kind;
         let applied = match fits {
             true => apply(&mut table, manifest),
-            false => Err(Error::corrupt("it doesn't follow the manifests before it")),
+            false => Err(Error::corrupt(format!(
+                "a {:?} that links to {}; expected a {kind:?} of base {base}, of the same volume and writer as the manifests before it: \
+                 restore the object",
+                manifest.kind, manifest.link
+            ))),
         };
         let name = match manifest.kind {
             Kind::Base => Name::base(epoch, manifest.number),
@@ -322,7 +328,10 @@ pub(crate) fn epoch_before(claim: &Manifest) -> Result<Option<u32>> {
     match u32::try_from(claim.link).unwrap_or(u32::MAX) {
         0 => Ok(None),
         before if before < claim.epoch => Ok(Some(before)),
-        _ => Err(Error::corrupt(format!("the claim of epoch {} names epoch {}", claim.epoch, claim.link))),
+        _ => Err(Error::corrupt(format!(
+            "the claim of epoch {} follows epoch {}; expected an earlier epoch: restore that object",
+            claim.epoch, claim.link
+        ))),
     }
 }
 

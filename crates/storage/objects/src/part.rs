@@ -1,5 +1,10 @@
-//! Zones in an object store as a part, and its handles: all calls are carried out on the home shard, which
-//! has the client.
+//! Zones in an object store as a part, its status and its handles.
+//!
+//! # Promises
+//! - All calls are carried out on the home shard, which has the client, to their end.
+//! - The status of a volume that isn't claimed sends no request.
+//!
+//! Left to others: the claim (`volume`), the calls (`core`), words of states (`state`).
 
 use crate::KIND;
 use crate::core::{Core, Settings};

@@ -12,6 +12,7 @@
 //! are served.
 
 use crate::encryption::Encryption;
+use crate::format::hex;
 use crate::key_store::KeyStore;
 use crate::looking::{Looked, follow, is_last, look};
 use crate::manifests::Manifests;
@@ -33,9 +34,11 @@ fn check_same(before: &Looked, now: &Looked) -> Result<()> {
     let shape = |looked: &Looked| (looked.table.zones.len(), looked.table.zone_size, looked.manifest.volume);
     match shape(before) == shape(now) {
         true => Ok(()),
-        false => Err(Error::invalid(
-            "another volume was created in its place; expected the same one: open it again",
-        )),
+        false => Err(Error::invalid(format!(
+            "another volume, {}, was created in place of {}; expected the same one: open it again",
+            hex(&now.manifest.volume),
+            hex(&before.manifest.volume)
+        ))),
     }
 }
 

@@ -129,13 +129,19 @@ impl Reader {
                 break;
             }
             match self.follow().await {
-                Ok(()) => self.failures.ended("following the writer of zones in a bucket"),
+                Ok(()) => self.failures.ended(self.task()),
                 Err(error) => {
-                    self.failures.failed(format!("following the writer of zones in a bucket: {error}"));
+                    self.failures.failed(format!("{}: {error}; the last state stays", self.task()));
                     self.error.replace(Some(error));
                 }
             }
         }
+    }
+
+    /// Describes the work of [`run`](Self::run), for logs.
+    fn task(&self) -> String {
+        let (store, prefix) = (self.manifests.store.name(), self.manifests.names.prefix());
+        format!("following the writer of the volume below the prefix \"{prefix}\" of the bucket \"{store}\"")
     }
 
     async fn follow(&self) -> Result<()> {

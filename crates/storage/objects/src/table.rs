@@ -187,7 +187,7 @@ pub(crate) struct Table {
 
 fn invalid_change(zone: u32, what: &str) -> Error {
     Error::corrupt(format!(
-        "a manifest changes zone {zone}, {what}: it doesn't follow the manifests before it"
+        "a manifest changes zone {zone}, {what}: expected a change that follows the manifests before it; restore them"
     ))
 }
 

@@ -1,5 +1,12 @@
 //! A volume that was found, and the writer that claims it: the first handle, a layer above with a token, or a
-//! message. Until then nothing in the bucket is changed, and its writer continues.
+//! message.
+//!
+//! # Promises
+//! - Until the claim nothing in the bucket is changed, and its writer continues.
+//! - The volume is claimed once, and a claim that has begun is carried out to its end. After an error of the
+//!   store the next call tries again; after any other the part has to be opened again.
+//!
+//! Left to others: finding and claiming (`opening`), the zones (`core`).
 
 use crate::core::{Core, Settings};
 use crate::encryption::{self, Encryption};
@@ -60,7 +67,8 @@ pub(crate) fn check_expected(expected: (Option<u32>, Option<u64>), table: &Table
     match (zones, size) == found {
         true => Ok(()),
         false => Err(Error::invalid(format!(
-            "{zones} zones of {size} bytes; expected {} of {}, as the volume has: leave the keys out, or format",
+            "zones and zone_size: the stack has {zones} zones of {size} bytes; expected {} zones of {} bytes, as the volume in the \
+             bucket has: correct zones, size and zone_size or leave them out, or replace the volume by --format",
             found.0, found.1
         ))),
     }
@@ -153,9 +161,13 @@ impl Volume {
     /// [`Error::Busy`] if it is claimed already, or another writer was faster; errors of the store.
     pub async fn claim(self: Rc<Self>, token: ClaimToken) -> Result<Claim> {
         if !self.is_found() {
-            return Err(Error::busy(
-                "these zones are claimed already; expected a claim before the first handle: open them again",
-            ));
+            return Err(Error::busy(format!(
+                "the volume below the prefix \"{}\" of the bucket \"{}\" is claimed already by this program, as epoch {}; expected a \
+                 claim before its first use: open it again",
+                self.manifests.names.prefix(),
+                self.manifests.store.name(),
+                self.epoch.saturating_add(1)
+            )));
         }
         self.get_or_claim(Some(token)).await.map(|(_, claim)| claim)
     }

@@ -170,7 +170,7 @@ impl Core {
     /// durable.
     fn queue_pieces(&self, zone: &mut Zone, index: ZoneIndex, end: u64) {
         let named = self.log.with_table(|table| table.zones[index.0 as usize].end());
-        // A reset empties the list, and appends begin after its manifest: what the table has is of this life.
+        // A reset empties the list, and appends begin after its manifest: the table has this generation.
         while zone.pending.front().is_some_and(|piece| piece.is_queued && piece.offset < named) {
             zone.pending.pop_front();
         }

@@ -1,8 +1,11 @@
 //! Reads of compressed pieces: the index at the start of an object says where its chunks are.
 //!
-//! An index is read with the first bytes of its piece, so a piece that is read from its start on needs no
-//! further request, and neither does one whose object is short. Of others it is read by a request of its own,
-//! once while it is among those in memory (`indexes`).
+//! # Promises
+//! - A piece that is read from its start on needs no further request, and neither does one whose object is
+//!   short: the index is read with the first bytes. Of others it is read by a request of its own, once while
+//!   it is among those in memory (`indexes`).
+//!
+//! Left to others: retries, checksums and other lengths (`read`).
 
 use super::Core;
 use super::read::Object;

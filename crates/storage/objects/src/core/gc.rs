@@ -1,4 +1,10 @@
 //! Search for garbage: objects that no manifest names, of writers that crashed or were fenced.
+//!
+//! # Promises
+//! - What it finds is needed by no manifest, and by no change or upload of this writer.
+//! - One search finds at most [`MAX_PIECES`] pieces. The next one finds the others.
+//!
+//! Left to others: the deletion, a grace later (`garbage`).
 
 use super::Core;
 use crate::manifests::MAX_PAGES;
@@ -8,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// Most pieces that one search finds; the next one finds the others.
-const MAX_PIECES: usize = 1 << 17;
+pub(super) const MAX_PIECES: usize = 1 << 17;
 
 impl Core {
     /// Lists all objects of the volume, and has those deleted, after the grace, that nothing needs. Returns

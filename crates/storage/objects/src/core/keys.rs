@@ -1,4 +1,11 @@
-//! Keys of zones.
+//! Keys of zones in their generations, and serial numbers of pieces.
+//!
+//! # Promises
+//! - A key is that of one generation of a zone, and is derived at each use: once a reset has destroyed its
+//!   secret, it isn't found any more.
+//! - In an encrypted volume no two writers have the same serial numbers, also after a rollback of the bucket.
+//!
+//! Left to others: derivation (`seal`), secrets on the device (`key_store`), the order of a reset (`commit`).
 
 use super::Core;
 use crate::encryption;

@@ -1,4 +1,13 @@
 //! Reads: from memory what isn't uploaded, and ranges of pieces otherwise.
+//!
+//! # Promises
+//! - Bytes are returned only if their checksum or seal fits them and their place.
+//! - A range of a piece is read within [`LIMIT`], whatever the store does, again after failures that may pass
+//!   and after damaged bytes. The responses of all reads at the same time have a limit of memory.
+//! - Pieces that were merged during a read are looked for again.
+//! - An object is reported as damaged only if it is missing or has another length, or its bytes are wrong.
+//!
+//! Left to others: compressed pieces (`compressed`), checksums (`format`).
 
 use super::{Core, closed};
 use crate::compression::{Index, Size};
@@ -14,7 +23,7 @@ use zones::errors::exceeds_write_pointer;
 
 /// Most bytes of a piece that are read with one request, a multiple of a chunk.
 pub(crate) const MAX_READ: u64 = 1 << 20;
-/// Attempts to read bytes whose checksum differs: they may have been damaged on the way.
+/// Attempts to read bytes whose checksum differs: the network may have damaged them.
 const ATTEMPTS: u32 = 3;
 /// Time limit of a read from a store that fails. The client ends earlier when other requests have used up its
 /// retry budget.
@@ -120,7 +129,11 @@ impl Core {
         }
         match sources.iter().map(|(bytes, _)| *bytes as u64).sum::<u64>() == length {
             true => Ok(sources),
-            false => Err(Error::invalid(format!("read of {length} bytes at {at}: the zone is being reset"))),
+            false => Err(Error::invalid(format!(
+                "read of {length} bytes at {at}: the zone is being reset from generation {}; expected reads of zones with data: read it \
+                 after the next appends",
+                zone.generation
+            ))),
         }
     }
 

@@ -1,16 +1,26 @@
 //! Settings of a writer, and the geometry of zones that follows from them.
+//!
+//! # Promises
+//! - Memory is enough for a piece and for two appends, so an append that waits for memory gets it.
+//!
+//! Left to others: keys of stacks (`kind`), the guarantee of a reset (`encryption`).
 
 use super::GRANULARITY;
 use crate::compression::Compression;
 use block::{Durable, EraseGuarantee, Error, Result, ZoneGeometry};
 use std::time::Duration;
 
+/// Largest piece, in bytes.
+const MAX_PIECE: u64 = 1 << 30;
+/// Most memory, in bytes.
+const MAX_MEMORY: u64 = 1 << 40;
+
 /// Settings of a writer.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
     /// Number of bytes at which a piece is uploaded.
     pub piece_size: u64,
-    /// Most bytes that aren't uploaded yet; at least a piece, and two appends.
+    /// Most bytes that aren't uploaded yet; at least a piece and at least two appends, at most 1 TiB.
     pub memory: u64,
     /// Largest append, in bytes.
     pub max_append: u64,
@@ -45,31 +55,44 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// Checks the settings. Returns the key of the first one that can't be, and why.
+    ///
+    /// # Errors
+    /// The key in stacks, and a text with its value and the expected ones.
+    pub(crate) fn check(&self) -> std::result::Result<(), (&'static str, String)> {
+        let is_unit = |bytes: u64| bytes > 0 && bytes.is_multiple_of(GRANULARITY.into());
+        let Settings { piece_size, memory, max_append, .. } = *self;
+        if !is_unit(piece_size) || piece_size > MAX_PIECE {
+            return Err((
+                "piece_size",
+                format!("piece_size {piece_size}: expected a multiple of {GRANULARITY} bytes, up to 1 GiB"),
+            ));
+        }
+        if !is_unit(max_append) {
+            return Err((
+                "max_append",
+                format!("max_append {max_append}: expected a multiple of {GRANULARITY} bytes"),
+            ));
+        }
+        let min_memory = piece_size.max(max_append.saturating_mul(2));
+        if !(min_memory..=MAX_MEMORY).contains(&memory) {
+            return Err((
+                "memory",
+                format!(
+                    "memory {memory}: expected {min_memory} bytes (a piece of {piece_size}, and two appends of {max_append}, whichever is \
+                     more) to {MAX_MEMORY} (1 TiB); change memory, or lower piece_size and max_append"
+                ),
+            ));
+        }
+        Ok(())
+    }
+
     /// Geometry of zones with these settings.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for settings that can't be, which the text names.
+    /// [`Error::Invalid`] with the key of a setting that can't be.
     pub fn geometry(&self, zones: u32, zone_size: u64) -> Result<ZoneGeometry> {
-        let is_unit = |bytes: u64| bytes > 0 && bytes.is_multiple_of(GRANULARITY.into());
-        if !is_unit(self.piece_size) || self.piece_size > 1 << 30 {
-            return Err(Error::invalid(format!(
-                "piece_size {}: expected a multiple of {GRANULARITY} bytes, up to 1 GiB",
-                self.piece_size
-            )));
-        }
-        if !is_unit(self.max_append) {
-            return Err(Error::invalid(format!(
-                "max_append {}: expected a multiple of {GRANULARITY} bytes",
-                self.max_append
-            )));
-        }
-        let least = self.piece_size.max(2 * self.max_append);
-        if self.memory < least || self.memory > 1 << 40 {
-            return Err(Error::invalid(format!(
-                "memory {}: expected at least {least}, a piece and two appends",
-                self.memory
-            )));
-        }
+        self.check().map_err(|(_, text)| Error::invalid(text))?;
         Ok(ZoneGeometry {
             zones,
             zone_size,
@@ -82,5 +105,35 @@ impl Settings {
             durable: Durable::OnFlush,
             erase: EraseGuarantee::None,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_out_of_range_is_named_with_its_value_and_the_range() {
+        let with = |piece_size, memory, max_append| Settings {
+            piece_size,
+            memory,
+            max_append,
+            ..Settings::default()
+        };
+        assert_eq!(Settings::default().check(), Ok(()));
+        assert_eq!(with(8 << 20, 8 << 20, 4 << 20).check(), Ok(()), "a piece and two appends are the same");
+        for (settings, key, value, expected) in [
+            (with(1000, 1 << 20, 512), "piece_size", "1000", "multiple of 512"),
+            (with(2 << 30, 4 << 30, 512), "piece_size", "2147483648", "up to 1 GiB"),
+            (with(1 << 20, 2 << 20, 0), "max_append", "0", "multiple of 512"),
+            (with(1 << 20, 1 << 19, 512), "memory", "524288", "expected 1048576 bytes"),
+            (with(1 << 20, 1 << 20, 1 << 20), "memory", "1048576", "expected 2097152 bytes"),
+            (with(1 << 20, 2 << 40, 512), "memory", "2199023255552", "to 1099511627776 (1 TiB)"),
+            (with(1 << 20, 2 << 40, u64::MAX - 511), "memory", "2199023255552", "two appends"),
+        ] {
+            let (refused, text) = settings.check().unwrap_err();
+            let is_told = text.starts_with(&format!("{key} {value}")) && text.contains(expected);
+            assert!(refused == key && is_told, "{refused}: {text}");
+        }
     }
 }

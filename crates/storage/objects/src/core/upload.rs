@@ -1,4 +1,13 @@
 //! Uploads of pieces, and the memory of bytes that aren't uploaded.
+//!
+//! # Promises
+//! - A piece is uploaded until the store has taken it, each attempt under another name; a name whose outcome
+//!   isn't known is garbage.
+//! - Appends get memory in the order of their arrival. Without memory the longest gathered bytes are
+//!   uploaded.
+//! - Waits for memory and uploads end with the log, and with the reset of their zone.
+//!
+//! Left to others: manifests that name the pieces (`commit`), bytes of an object (`format`).
 
 use super::Core;
 use super::zone::{Pending, Zone};

@@ -46,9 +46,9 @@ pub(super) struct Zone {
     /// Appends that have begun, such as those that wait for memory: a lock waits for their end.
     pub appending: usize,
     pub write_pointer: u64,
-    /// End of the bytes that are there: after a rewind they go on after the write pointer.
+    /// End of the bytes that are there: after a rewind they continue after the write pointer.
     pub end: u64,
-    /// Number of resets of this writer: a flush that waits for pieces of an earlier life ends.
+    /// Number of resets of this writer: a flush that waits for pieces of an earlier generation ends.
     pub resets: u64,
     pub gather: Option<Box<Gather>>,
     /// In the order of their offsets, after those in the table.

@@ -1,8 +1,12 @@
 //! Check of a volume in a bucket: nothing is written, and its writer may continue.
 //!
-//! The chain of manifests is read and verified, and every piece that the zone table names must exist with its
-//! length; with `data` every byte is read and verified as well. What is damaged is looked for in a newer
-//! manifest before it is reported: the writer deletes what it doesn't need any more.
+//! # Promises
+//! - The chain of manifests is verified, and every piece that the zone table names exists with its length;
+//!   with `data` every byte is verified as well.
+//! - What the writer has deleted since isn't damage: each finding is looked for in a newer manifest.
+//! - The first [`MAX_LISTED`] findings are described, and all are counted.
+//!
+//! Left to others: listings (`survey`), reads (`core::read`).
 
 use super::Volume;
 use super::survey::{Count, MAX_LISTED, Seen, Survey, survey};

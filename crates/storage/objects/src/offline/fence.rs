@@ -1,5 +1,11 @@
-//! The fence without an opening: the writer's acknowledgements end, and the volume has no writer until the
-//! next opening.
+//! The fence without an opening.
+//!
+//! # Promises
+//! - Once [`Volume::fence`] has returned, no flush, finish or reset of the writer that it names is
+//!   acknowledged. The volume has no writer until the next opening.
+//! - [`Volume::epoch`] writes nothing.
+//!
+//! Left to others: the seal (`opening`).
 
 use super::Volume;
 use crate::format::{Kind, Writer};

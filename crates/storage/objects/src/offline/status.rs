@@ -1,7 +1,13 @@
-//! State of a volume as its bucket has it.
+//! State of a volume as its bucket has it, for operators.
+//!
+//! # Promises
+//! - Nothing is written, and the writer isn't fenced.
+//!
+//! Left to others: words of states (`state`), counts of objects (`survey`).
 
 use super::Volume;
 use super::survey::survey;
+use crate::format::hex;
 use crate::state;
 use crate::table::State;
 use block::Result;
@@ -21,7 +27,6 @@ impl Volume {
         let zones = |state: State| looked.table.zones.iter().filter(|zone| zone.state == state).count();
         let is_being_opened = looked.claimed > looked.manifest.epoch;
         let state = state::of_bucket(is_being_opened, last.sealed.is_some(), looked.manifest.is_clean);
-        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let mut status = json!({
             "bucket": self.bucket(),
             "prefix": self.prefix(),

@@ -1,4 +1,11 @@
 //! The objects below a prefix, compared with the manifests of the volume.
+//!
+//! # Promises
+//! - Garbage is what no state of the volume needs, nor ever will: not what its writer may still name.
+//! - A piece or a claim counts as missing only after a request for it alone.
+//! - Memory is a bit for each piece, and bounded lists of names.
+//!
+//! Left to others: deletions (`collect`), and whether a newer state needs what is missing (`check`).
 
 use crate::bases;
 use crate::compression::Size;
