@@ -1,5 +1,7 @@
 //! Checks of all parsers on arbitrary bytes, for fuzzing: what a store answers in place of manifests, pieces
 //! and keys. The same check runs with seeded bytes in every `cargo test`.
+//!
+//! Left to others: the parsers (`format`, `table`, `names`, `compression`).
 
 use crate::compression::{Index, Size, decompress, head_length, reach};
 use crate::format::{
@@ -126,18 +128,18 @@ mod tests {
     use super::*;
     use crate::compression::Compressor;
     use crate::format::{Kind, Writer};
-    use crate::gather::Gather;
+    use crate::open_piece::OpenPiece;
     use crate::table::Change;
 
     /// The arguments of [`check_piece`] for a compressed piece of 128 KiB and a byte, and its object.
     fn compressed_piece() -> Vec<u8> {
         let (length, compressor) = ((128 << 10) + 1, std::rc::Rc::new(Compressor::new()));
-        let mut gather = Gather::new(PIECE.offset, Some(compressor), None);
-        while gather.push(&[7; 1024], length) > 0 {}
-        let sealed = gather.seal();
-        let parts = (sealed.index.as_ref(), &sealed.chunks[..]);
+        let mut piece = OpenPiece::new(PIECE.offset, Some(compressor), None);
+        while piece.push(&[7; 1024], length) > 0 {}
+        let ended = piece.end();
+        let parts = (ended.index.as_ref(), &ended.chunks[..]);
         let object = crate::format::piece_object(&VOLUME, &PIECE, length, parts, false).to_data();
-        assert_eq!(object.len(), sealed.compressed as usize);
+        assert_eq!(object.len(), ended.compressed as usize);
         let bytes = [&[128, 0, 255], &object[..]].concat();
         check_any_bytes(&bytes);
         bytes

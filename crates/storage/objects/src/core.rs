@@ -2,8 +2,8 @@
 //!
 //! # Promises
 //! - An append is copied, has its address at once, and can be read from then on. Bytes that aren't uploaded
-//!   are at most `memory`; then appends wait, and the longest gathered bytes are uploaded as a piece.
-//! - A flush uploads the gathered bytes of its zones, and returns after a manifest names them.
+//!   are at most `memory`; then appends wait, and the longest open piece is uploaded.
+//! - A flush uploads the open pieces of its zones, and returns after a manifest names them.
 //! - On demand flushes, finishes and resets are in the manifests in the order in which they began (`order`).
 //! - With keys, bytes are sealed before they are uploaded, and with a key store a reset returns after the
 //!   zone's key is destroyed.
@@ -41,10 +41,10 @@ use self::upload::Uploads;
 use self::zone::Zone;
 use crate::compression::{Compression, Compressor};
 use crate::garbage::Garbage;
-use crate::gather::Gathering;
 use crate::key_store::KeyStore;
 use crate::manifest_log::ManifestLog;
 use crate::manifests::Manifests;
+use crate::open_piece::OpenPieces;
 use crate::opening::Opened;
 use crate::table::{Change, State};
 use block::{EraseGuarantee, Error, Result, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState};
@@ -70,7 +70,7 @@ pub(crate) struct Core {
     keys: Option<ZoneKeys>,
     compressor: Option<Rc<Compressor>>,
     memory: Rc<Semaphore>,
-    gathering: RefCell<Gathering>,
+    open_pieces: RefCell<OpenPieces>,
     /// Memory of responses.
     reads: Rc<Semaphore>,
     uploads: Uploads,
@@ -123,7 +123,7 @@ impl Core {
             keys,
             compressor: (settings.compression == Compression::Lz4).then(|| Rc::new(Compressor::new())),
             memory: Semaphore::new(settings.memory as usize),
-            gathering: RefCell::new(Gathering::new()),
+            open_pieces: RefCell::new(OpenPieces::new()),
             reads: Semaphore::new(READ_MEMORY),
             uploads: Uploads::new(next),
             order: Order::default(),

@@ -8,6 +8,9 @@
 //!   compressed piece.
 //! - With keys, the chunks of pieces and all manifests but seals are sealed together with their place, so
 //!   that holds for bytes that were altered on purpose as well.
+//!
+//! Left to others: the zone table and its changes (`table`), places of chunks (`chunks`), the cipher
+//! (`seal`), requests (`manifests`, `core`).
 
 use crate::chunks::{CHECKSUM, SEAL};
 pub(crate) use crate::chunks::{CHUNK, ChunkRange, PIECE_HEADER, chunk_range, object_length, trailer};

@@ -8,6 +8,8 @@
 //!   other batch.
 //! - At most [`MAX_WAITING`] objects wait, and a task runs only while there is garbage. Further objects are
 //!   counted; `gc` finds them, and those that wait when the process ends.
+//!
+//! Left to others: what is garbage (`manifest_log`, `core`, `core::gc`).
 
 use crate::names::{Name, Names};
 use object_store::{MAX_BATCH, Store};

@@ -3,6 +3,8 @@
 //! # Promises
 //! - All of them have at most [`MEMORY`], whatever the number of pieces and the length of their indexes.
 //! - An index is read once for all reads that need it at the same time.
+//!
+//! Left to others: reads of indexes (`core::compressed`), and their bytes (`compression`).
 
 use crate::compression::Index;
 use crate::names::PieceName;

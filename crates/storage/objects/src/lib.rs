@@ -15,7 +15,7 @@
 //! # Structure
 //! `names`: keys of objects. `table`: the zone table and its changes. `format`: manifests and pieces as
 //! bytes. `chunks`: where chunks lie in an object. `compression`, `indexes`: compressed pieces. `seal`,
-//! `key_store`, `encryption`: the cipher, and its keys. `gather`: bytes that aren't uploaded. `merging`:
+//! `key_store`, `encryption`: the cipher, and its keys. `open_piece`: bytes that aren't uploaded. `merging`:
 //! which small pieces become one, and when. `manifests`, `manifest_log`, `bases`, `opening`: manifests in the
 //! bucket, their log, epochs. `volume`: the claim. `garbage`: deletions. `core`: the zones of a writer.
 //! `looking`: the state without a claim. `readable`: with the secrets of its zones. `reader`: zones that
@@ -31,7 +31,6 @@ mod core;
 mod encryption;
 mod format;
 mod garbage;
-mod gather;
 mod indexes;
 mod key_store;
 mod kind;
@@ -42,6 +41,7 @@ mod merging;
 mod message;
 mod names;
 mod offline;
+mod open_piece;
 mod opening;
 mod part;
 mod readable;

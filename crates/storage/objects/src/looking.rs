@@ -1,7 +1,11 @@
-//! Looking at a volume without a claim: nothing is written, and its writer isn't fenced.
+//! Looking at a volume without a claim.
 //!
-//! The state is that of one manifest, as an opening would find it. The writer may delete manifests while they
-//! are read; then the look begins again with the newer ones.
+//! # Promises
+//! - Nothing is written, and the writer isn't fenced.
+//! - The state is that of one manifest, as an opening would find it. The writer may delete manifests while
+//!   they are read; then the look begins again with the newer ones.
+//!
+//! Left to others: reading a chain of manifests (`opening`), secrets (`readable`).
 
 use crate::format::{Kind, Manifest};
 use crate::manifests::{Manifests, is_sealed};

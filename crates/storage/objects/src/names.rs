@@ -1,8 +1,12 @@
 //! Keys of the objects of a volume.
 //!
-//! Numbers are in hexadecimal digits of fixed width, so listings are in their order. No key is written twice:
-//! a piece has the generation of its zone, the epoch of its writer and a serial number of the attempt; a
-//! manifest is created only if it is absent.
+//! # Promises
+//! - Numbers are in hexadecimal digits of fixed width, so listings are in their order.
+//! - No key is written twice: a piece has the generation of its zone, the epoch of its writer and a serial
+//!   number of the attempt; a manifest is created only if it is absent.
+//! - Only keys that this module returns are parsed: others are those of other programs.
+//!
+//! Left to others: serial numbers (`core::upload`), the creation of manifests (`manifests`).
 
 use block::{Error, Result};
 

@@ -19,6 +19,9 @@
 //!
 //! A crash between the steps leaves seals without a claim, or a claim without a base: the next opening
 //! continues from there.
+//!
+//! Left to others: objects of manifests (`manifests`), those of the new epoch (`manifest_log`), keys
+//! (`encryption`), and when a volume is claimed (`volume`).
 
 use crate::bases::{self, Position, check_length};
 use crate::format::{Kind, Manifest, Writer, decode_token, encode_token};

@@ -10,6 +10,8 @@
 //!
 //! A copy of the key store that is older than the data lacks secrets: reads of those zones fail, and others
 //! are served.
+//!
+//! Left to others: states (`looking`), slots of the device (`key_store`).
 
 use crate::encryption::Encryption;
 use crate::format::hex;

@@ -9,6 +9,8 @@
 //! - While the store doesn't answer, the last state stays.
 //! - A key store is read, and never written: the secrets of a state are read after its manifest. Those of a
 //!   view stay in memory while it is there, also if the writer has destroyed them since.
+//!
+//! Left to others: finding states (`readable`), reads (`core`).
 
 use crate::KIND;
 use crate::core::{Core, Settings, closed};

@@ -69,21 +69,21 @@ impl Core {
             let mut bytes = &slice[known as usize..];
             while !bytes.is_empty() {
                 let pointer = zone.write_pointer;
-                if zone.gather.is_none() {
+                if zone.open_piece.is_none() {
                     let key = self.zone_key(index, zone.generation)?;
                     let sealer = self.sealer(self.name(zone, index, pointer, 0), key.as_ref());
-                    zone.gather = Some(Box::new(self.new_gather(pointer, sealer)));
+                    zone.open_piece = Some(Box::new(self.new_piece(pointer, sealer)));
                 }
-                let Some(gather) = &mut zone.gather else { break };
-                let before = gather.length();
-                let taken = gather.push(bytes, self.settings.piece_size);
-                self.gathering.borrow_mut().changed(index.0, before, gather.length());
+                let Some(piece) = &mut zone.open_piece else { break };
+                let before = piece.length();
+                let taken = piece.push(bytes, self.settings.piece_size);
+                self.open_pieces.borrow_mut().changed(index.0, before, piece.length());
                 (bytes, zone.write_pointer) = (&bytes[taken..], pointer + taken as u64);
                 zone.end = zone.write_pointer;
                 if !is_kept {
-                    gather.keep(memory.clone());
+                    piece.keep(memory.clone());
                 }
-                is_kept = gather.length() < self.settings.piece_size;
+                is_kept = piece.length() < self.settings.piece_size;
                 if !is_kept {
                     self.upload(zone, index);
                 }

@@ -1,8 +1,8 @@
 //! Flushes, finishes and resets: changes of zones that return once a manifest names them.
 //!
 //! # Promises
-//! - A flush uploads the gathered bytes of its zones, and returns after a manifest names all their bytes
-//!   below the write pointers of its beginning. A finish does that for its zone, and marks it full.
+//! - A flush uploads the open pieces of its zones, and returns after a manifest names all their bytes below
+//!   the write pointers of its beginning. A finish does that for its zone, and marks it full.
 //! - A reset returns after its manifest, and with a key store after the zone's key is destroyed.
 //! - On demand these changes are in the manifests in the order in which they began (`order`).
 //! - A manifest names only pieces that are stored.
@@ -112,12 +112,12 @@ impl Core {
         let (generation, batch) = {
             let zone = &mut self.zones.borrow_mut()[index.0 as usize];
             zone.resets += 1;
-            if let Some(gather) = zone.gather.take() {
-                self.gathering.borrow_mut().changed(index.0, gather.length(), 0);
+            if let Some(piece) = zone.open_piece.take() {
+                self.open_pieces.borrow_mut().changed(index.0, piece.length(), 0);
             }
             // Pieces that are stored and in no batch are in no manifest ever; uploads that are in progress
             // find that their zone was reset.
-            let stored = zone.pending.iter().filter(|piece| piece.sealed.is_none() && !piece.is_queued);
+            let stored = zone.pending.iter().filter(|piece| piece.ended.is_none() && !piece.is_queued);
             let names = stored.map(|piece| Name::Piece(self.name(zone, index, piece.offset, piece.serial)));
             self.garbage.add(names);
             zone.pending.clear();
@@ -144,7 +144,7 @@ impl Core {
         self.log.unless_ended(turn.wait()).await
     }
 
-    /// Waits until all pieces of a zone that were sealed are stored, or the zone was reset.
+    /// Waits until all pieces of a zone that have ended are stored, or the zone was reset.
     async fn wait_until_stored(&self, index: ZoneIndex, resets: u64) -> Result<()> {
         let last = {
             let zones = self.zones.borrow();
@@ -155,7 +155,7 @@ impl Core {
         loop {
             let stored = {
                 let zone = &mut self.zones.borrow_mut()[index.0 as usize];
-                let waits = |piece: &Pending| piece.offset <= last && piece.sealed.is_some();
+                let waits = |piece: &Pending| piece.offset <= last && piece.ended.is_some();
                 if zone.resets != resets || !zone.pending.iter().any(waits) {
                     return Ok(());
                 }
@@ -176,7 +176,7 @@ impl Core {
         }
         let mut changes = Vec::new();
         for piece in zone.pending.iter_mut().skip_while(|piece| piece.is_queued) {
-            if piece.sealed.is_some() || piece.offset >= end {
+            if piece.ended.is_some() || piece.offset >= end {
                 break;
             }
             piece.is_queued = true;

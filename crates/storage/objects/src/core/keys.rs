@@ -10,9 +10,9 @@
 use super::Core;
 use crate::encryption;
 use crate::format::{ATTEMPT_BITS, ChunkSealer, VolumeId};
-use crate::gather::Gather;
 use crate::key_store::{Empty, KeyStore};
 use crate::names::PieceName;
+use crate::open_piece::OpenPiece;
 use crate::seal::{Keys, Sealer};
 use block::{EraseGuarantee, Error, Result, ZoneIndex};
 use std::rc::Rc;
@@ -140,7 +140,7 @@ impl Core {
     }
 
     /// Bytes of a new piece from this offset on, compressed and sealed as they come.
-    pub(super) fn new_gather(&self, offset: u64, sealer: Option<ChunkSealer>) -> Gather {
-        Gather::new(offset, self.compressor.clone(), sealer)
+    pub(super) fn new_piece(&self, offset: u64, sealer: Option<ChunkSealer>) -> OpenPiece {
+        OpenPiece::new(offset, self.compressor.clone(), sealer)
     }
 }

@@ -14,9 +14,9 @@
 
 use super::Core;
 use super::upload::Attempt;
-use crate::gather::{Gather, Sealed};
 use crate::merging::{self, Budget, Candidate, Candidates, Decision, Job, Run};
 use crate::names::{Name, PieceName};
+use crate::open_piece::{EndedPiece, OpenPiece};
 use crate::seal::Sealer;
 use crate::table::{Change, Piece, Table};
 use block::{Buffer, Error, Result, ZoneIndex};
@@ -333,16 +333,16 @@ impl Merge<'_> {
         // Before the reads: what they return isn't sealed with a later key.
         let sealer = core.sealer(name, self.key.as_ref());
         let work = async {
-            let mut gather = core.new_gather(run.offset, sealer);
-            gather.keep(permit);
-            self.read(run, &mut gather).await?;
-            let sealed = gather.seal();
-            if sealed.length != run.length {
+            let mut piece = core.new_piece(run.offset, sealer);
+            piece.keep(permit);
+            self.read(run, &mut piece).await?;
+            let ended = piece.end();
+            if ended.length != run.length {
                 return Err(cancelled("the zone has other pieces"));
             }
             self.check_store()?;
             is_begun.set(true);
-            self.upload(&name, &sealed).await.map(|()| sealed.compressed)
+            self.upload(&name, &ended).await.map(|()| ended.compressed)
         };
         let merged = {
             let (mut work, mut appends_starve) = (pin!(work), pin!(self.wait_until_appends_starve()));
@@ -370,7 +370,7 @@ impl Merge<'_> {
         PieceName { zone: self.job.zone, generation: self.job.generation, epoch, offset, serial }
     }
 
-    async fn read(&self, run: &Run, gather: &mut Gather) -> Result<()> {
+    async fn read(&self, run: &Run, piece: &mut OpenPiece) -> Result<()> {
         // Only this merge and a reset change the pieces that a zone has.
         let pieces = self.core.log.with_table(|table| {
             let pieces = &table.zones[self.job.zone as usize].pieces;
@@ -397,7 +397,7 @@ impl Merge<'_> {
                 let buffer = buffer?;
                 let mut bytes = buffer.filled();
                 while !bytes.is_empty() {
-                    bytes = &bytes[gather.push(bytes, u64::MAX)..];
+                    bytes = &bytes[piece.push(bytes, u64::MAX)..];
                 }
             }
         }
@@ -413,10 +413,10 @@ impl Merge<'_> {
     }
 
     /// Uploads the merged piece by one attempt.
-    async fn upload(&self, name: &PieceName, sealed: &Sealed) -> Result<()> {
+    async fn upload(&self, name: &PieceName, ended: &EndedPiece) -> Result<()> {
         // Of a slow connection 1 MB/s.
-        let limit = LIMIT + Duration::from_micros(sealed.length);
-        match runtime::timeout(limit, self.core.put_piece(name, sealed)).await {
+        let limit = LIMIT + Duration::from_micros(ended.length);
+        match runtime::timeout(limit, self.core.put_piece(name, ended)).await {
             // Damage on this way isn't that of the pieces.
             Ok(stored) => stored.map_err(|error| cancelled(&format!("the upload failed: {error}"))),
             Err(_) => Err(cancelled("the object store is slow")),

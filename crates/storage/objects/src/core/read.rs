@@ -112,20 +112,20 @@ impl Core {
         for piece in zone.pending.iter().filter(|piece| piece.offset >= durable) {
             let (offset, size, length) = (piece.offset, piece.size(), piece.length);
             let name = self.name(zone, at.zone, offset, piece.serial);
-            match &piece.sealed {
-                Some(sealed) => {
+            match &piece.ended {
+                Some(ended) => {
                     let mut memory = |wanted: Range<u64>| {
-                        Source::Memory(sealed.slices(wanted.start, wanted.end - wanted.start))
+                        Source::Memory(ended.slices(wanted.start, wanted.end - wanted.start))
                     };
                     add(offset, length, &mut memory, length);
                 }
                 None => add(offset, length, &mut |wanted| Source::Stored { name, size, wanted }, MAX_READ),
             }
         }
-        if let Some(gather) = &zone.gather {
+        if let Some(piece) = &zone.open_piece {
             let mut memory =
-                |wanted: Range<u64>| Source::Memory(gather.slices(wanted.start, wanted.end - wanted.start));
-            add(gather.offset, gather.length(), &mut memory, gather.length());
+                |wanted: Range<u64>| Source::Memory(piece.slices(wanted.start, wanted.end - wanted.start));
+            add(piece.offset, piece.length(), &mut memory, piece.length());
         }
         match sources.iter().map(|(bytes, _)| *bytes as u64).sum::<u64>() == length {
             true => Ok(sources),

@@ -3,7 +3,7 @@
 //! # Promises
 //! - A piece is uploaded until the store has taken it, each attempt under another name; a name whose outcome
 //!   isn't known is garbage.
-//! - Appends get memory in the order of their arrival. Without memory the longest gathered bytes are
+//! - Appends get memory in the order of their arrival. Without memory the longest open piece is
 //!   uploaded.
 //! - Waits for memory and uploads end with the log, and with the reset of their zone.
 //!
@@ -12,8 +12,8 @@
 use super::Core;
 use super::zone::{Pending, Zone};
 use crate::format::piece_object;
-use crate::gather::Sealed;
 use crate::names::{Name, PieceName};
+use crate::open_piece::EndedPiece;
 use crate::retry::Pause;
 use block::{Error, Result, ZoneIndex};
 use object_store::{Condition, Put};
@@ -68,7 +68,7 @@ impl Drop for Attempt {
 }
 
 impl Core {
-    /// Takes memory for an append. If there is none, the longest gathered bytes are uploaded.
+    /// Takes memory for an append. If there is none, the longest open piece is uploaded.
     ///
     /// # Errors
     /// Errors of a log that has ended.
@@ -84,15 +84,16 @@ impl Core {
         memory
     }
 
-    /// Uploads the longest gathered bytes, unless half of the memory is being uploaded: what that releases
+    /// Uploads the longest open piece, unless half of the memory is being uploaded: what that releases
     /// lets the others become longer, so that a slow store doesn't get many small pieces.
     fn upload_longest(self: &Rc<Self>) {
         if self.uploads.in_flight.get() >= self.settings.memory / 2 {
             return;
         }
         let mut zones = self.zones.borrow_mut();
-        let length = |index: &u32| zones[*index as usize].gather.as_ref().map_or(0, |gather| gather.length());
-        let longest = self.gathering.borrow().longest().max_by_key(length);
+        let length =
+            |index: &u32| zones[*index as usize].open_piece.as_ref().map_or(0, |piece| piece.length());
+        let longest = self.open_pieces.borrow().longest().max_by_key(length);
         if let Some(index) = longest {
             self.upload(&mut zones[index as usize], ZoneIndex(index));
         }
@@ -104,28 +105,28 @@ impl Core {
         PieceName { zone: index.0, generation: zone.generation, epoch, offset, serial }
     }
 
-    /// Ends the piece that a zone gathers, if there is one, and uploads it.
+    /// Ends the open piece of a zone, if there is one, and uploads it.
     pub(super) fn upload(self: &Rc<Self>, zone: &mut Zone, index: ZoneIndex) {
-        let Some(gather) = zone.gather.take() else { return };
-        let sealed = Rc::new(gather.seal());
-        let (offset, length) = (sealed.offset, sealed.length);
-        self.gathering.borrow_mut().changed(index.0, length, 0);
+        let Some(piece) = zone.open_piece.take() else { return };
+        let ended = Rc::new(piece.end());
+        let (offset, length) = (ended.offset, ended.length);
+        self.open_pieces.borrow_mut().changed(index.0, length, 0);
         let name = self.name(zone, index, offset, 0);
-        let (kept, in_flight) = (Some(sealed.clone()), &self.uploads.in_flight);
+        let (kept, in_flight) = (Some(ended.clone()), &self.uploads.in_flight);
         in_flight.set(in_flight.get() + length);
-        let compressed = sealed.compressed;
+        let compressed = ended.compressed;
         zone.pending.push_back(Pending {
             offset,
             length,
             compressed,
-            sealed: kept,
+            ended: kept,
             serial: 0,
             is_queued: false,
         });
         let own = self.clone();
         let task = async move {
-            let stored = own.upload_piece(name, &sealed).await;
-            own.end_upload(name, sealed, stored);
+            let stored = own.upload_piece(name, &ended).await;
+            own.end_upload(name, ended, stored);
         };
         self.uploads.tasks.spawn(task).detach();
     }
@@ -134,19 +135,19 @@ impl Core {
     ///
     /// # Errors
     /// Errors of a log that has ended.
-    async fn upload_piece(self: &Rc<Self>, mut name: PieceName, sealed: &Rc<Sealed>) -> Result<Attempt> {
+    async fn upload_piece(self: &Rc<Self>, mut name: PieceName, ended: &Rc<EndedPiece>) -> Result<Attempt> {
         let mut pause = Pause::new();
         loop {
             self.log.check()?;
             let slot = self.uploads.slots.acquire(1).await;
             self.log.check()?;
             // The piece of a zone that was reset isn't needed.
-            if Rc::strong_count(sealed) == 1 {
+            if Rc::strong_count(ended) == 1 {
                 return Err(Error::cancelled("the zone was reset"));
             }
             let attempt = self.attempt();
             name.serial = attempt.serial;
-            let Err(failure) = self.put_piece(&name, sealed).await else {
+            let Err(failure) = self.put_piece(&name, ended).await else {
                 self.uploads.failures.ended("uploading pieces");
                 return Ok(attempt);
             };
@@ -172,7 +173,7 @@ impl Core {
         let attempts = self.uploads.attempts.borrow().iter().copied().min();
         let zones = self.zones.borrow();
         let pending = zones.iter().flat_map(|zone| &zone.pending);
-        let pending = pending.filter(|piece| piece.sealed.is_none()).map(|piece| piece.serial).min();
+        let pending = pending.filter(|piece| piece.ended.is_none()).map(|piece| piece.serial).min();
         attempts.into_iter().chain(pending).min().unwrap_or(self.uploads.next.get())
     }
 
@@ -181,18 +182,18 @@ impl Core {
     ///
     /// # Errors
     /// Errors of the store.
-    pub(super) async fn put_piece(&self, name: &PieceName, sealed: &Sealed) -> Result<()> {
+    pub(super) async fn put_piece(&self, name: &PieceName, ended: &EndedPiece) -> Result<()> {
         let key = self.manifests.names.key(Name::Piece(*name));
-        let (volume, parts) = (&self.log.identity().volume, (sealed.index.as_ref(), &sealed.chunks[..]));
-        let body = piece_object(volume, name, sealed.length, parts, self.keys.is_some());
+        let (volume, parts) = (&self.log.identity().volume, (ended.index.as_ref(), &ended.chunks[..]));
+        let body = piece_object(volume, name, ended.length, parts, self.keys.is_some());
         match self.manifests.store.put(&key, body, &Condition::Absent).await? {
             Put::Written(_) => Ok(()),
             Put::ConditionFailed => Err(Error::already_exists(format!("object {key}"))),
         }
     }
 
-    fn end_upload(self: &Rc<Self>, mut name: PieceName, sealed: Rc<Sealed>, stored: Result<Attempt>) {
-        let length = sealed.length;
+    fn end_upload(self: &Rc<Self>, mut name: PieceName, ended: Rc<EndedPiece>, stored: Result<Attempt>) {
+        let length = ended.length;
         self.uploads.in_flight.set(self.uploads.in_flight.get() - length);
         let is_stored = stored.is_ok();
         if let Ok(attempt) = stored {
@@ -200,16 +201,16 @@ impl Core {
             name.serial = serial;
             let mut zones = self.zones.borrow_mut();
             let is_it =
-                |piece: &&mut Pending| piece.sealed.as_ref().is_some_and(|known| Rc::ptr_eq(known, &sealed));
+                |piece: &&mut Pending| piece.ended.as_ref().is_some_and(|known| Rc::ptr_eq(known, &ended));
             let zone = &mut zones[name.zone as usize];
             match zone.pending.iter_mut().find(is_it) {
-                Some(piece) => (piece.serial, piece.sealed) = (serial, None),
+                Some(piece) => (piece.serial, piece.ended) = (serial, None),
                 None => self.garbage.add([Name::Piece(name)]),
             }
             zone.notify_flushes();
         }
         // Releases the memory, unless a zone whose log has failed still has it.
-        drop(sealed);
+        drop(ended);
         if self.log.check().is_err() {
             self.discard_all();
             self.changed.notify_all();
@@ -225,7 +226,7 @@ impl Core {
     /// Discards bytes that will never be uploaded, so that appends that wait for memory end.
     fn discard_all(&self) {
         for zone in self.zones.borrow_mut().iter_mut() {
-            zone.pending.iter_mut().for_each(|piece| piece.sealed = None);
+            zone.pending.iter_mut().for_each(|piece| piece.ended = None);
             zone.notify_flushes();
         }
     }

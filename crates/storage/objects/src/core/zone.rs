@@ -9,7 +9,7 @@
 
 use super::Core;
 use crate::compression::Size;
-use crate::gather::{Gather, Sealed};
+use crate::open_piece::{EndedPiece, OpenPiece};
 use crate::table::{Entry, State};
 use block::{Result, ZoneIndex, ZoneState};
 use runtime::sync::Notify;
@@ -24,7 +24,7 @@ pub(super) struct Pending {
     /// Bytes of its object if it is compressed; else 0.
     pub compressed: u32,
     /// Bytes of the piece, until it is stored.
-    pub sealed: Option<Rc<Sealed>>,
+    pub ended: Option<Rc<EndedPiece>>,
     /// Serial number under which it is stored.
     pub serial: u64,
     /// Whether a batch of changes has it.
@@ -50,7 +50,7 @@ pub(super) struct Zone {
     pub end: u64,
     /// Number of resets of this writer: a flush that waits for pieces of an earlier generation ends.
     pub resets: u64,
-    pub gather: Option<Box<Gather>>,
+    pub open_piece: Option<Box<OpenPiece>>,
     /// In the order of their offsets, after those in the table.
     pub pending: VecDeque<Pending>,
     /// Batch of the last change.
@@ -99,7 +99,7 @@ impl Zone {
             write_pointer: entry.end(),
             end: entry.end(),
             resets: 0,
-            gather: None,
+            open_piece: None,
             pending: VecDeque::new(),
             batch: 0,
             stored: None,

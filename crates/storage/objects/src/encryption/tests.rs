@@ -45,7 +45,7 @@ async fn copy(part: &Arc<dyn DevicePart>) -> Arc<dyn DevicePart> {
 async fn attack(versions: &Versions, part: &Arc<dyn DevicePart>, wanted: &[Vec<u8>]) -> Findings {
     let (keys, store) = (Keys::new(&OPERATOR, true).unwrap(), KeyStore::open(part).await.unwrap());
     let names = Names::new("").unwrap();
-    let mut lives = BTreeMap::<(u32, u64), Vec<u8>>::new();
+    let mut generations = BTreeMap::<(u32, u64), Vec<u8>>::new();
     for (key, bytes) in versions {
         let Some(Name::Piece(name)) = names.parse(key) else { continue };
         let Ok(secret) = store.secret(name.zone, name.generation) else { continue };
@@ -58,7 +58,8 @@ async fn attack(versions: &Versions, part: &Arc<dyn DevicePart>, wanted: &[Vec<u
         let plain = || chunk_range(length, 0..length, true);
         let range = index.as_ref().map_or_else(plain, |index| index.range(0..length));
         let mut object = bytes[range.at as usize..][..range.bytes].to_vec();
-        let cells = lives.entry((name.zone, name.generation)).or_insert_with(|| vec![0; ZONE_SIZE as usize]);
+        let cells =
+            generations.entry((name.zone, name.generation)).or_insert_with(|| vec![0; ZONE_SIZE as usize]);
         let mut at = name.offset as usize;
         let opened = verify(&volume, &name, &range, (index.as_ref(), Some(&sealer)), &mut object, |bytes| {
             cells[at..at + bytes.len()].copy_from_slice(bytes);
@@ -66,8 +67,10 @@ async fn attack(versions: &Versions, part: &Arc<dyn DevicePart>, wanted: &[Vec<u
         });
         opened.unwrap();
     }
-    let lives: Vec<Vec<u8>> = lives.into_values().collect();
-    audit(lives.len() as u32, async |life| Ok(lives[life as usize].clone()), wanted).await.unwrap()
+    let generations: Vec<Vec<u8>> = generations.into_values().collect();
+    audit(generations.len() as u32, async |generation| Ok(generations[generation as usize].clone()), wanted)
+        .await
+        .unwrap()
 }
 
 fn doomed() -> Vec<Vec<u8>> {

@@ -1,11 +1,12 @@
 //! Deletion of garbage without opening the volume.
 //!
 //! # Promises
-//! - Deleted is what no state of the volume will ever need: pieces without a manifest of writers that have
-//!   ended, and manifests before the newest base. So it is safe while a writer runs, whose own garbage is
-//!   left to it.
-//! - An object is deleted at the earliest a grace after it was needed last: so long a reader of an earlier
-//!   manifest has for it.
+//! - Only what no state of the volume will ever need is deleted: pieces without a manifest of writers that
+//!   have ended, and manifests before the newest base. So it is safe while a writer runs, whose own garbage
+//!   is left to it.
+//! - An object is deleted at the earliest a grace after it was needed last, for readers of earlier manifests.
+//!
+//! Left to others: what is garbage (`survey`).
 
 use super::Volume;
 use super::survey::{Count, survey};

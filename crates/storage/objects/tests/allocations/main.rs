@@ -43,9 +43,9 @@ fn a_full_tib_has_the_memory_that_the_book_says() {
             let zone = ZoneIndex(8152 + round % 40);
             zones.append(zone, common::bytes(1, 4096)).await.unwrap();
         }
-        let gathered = bytes() - before;
-        println!("32 MiB of appends: {gathered} bytes");
+        let held = bytes() - before;
+        println!("32 MiB of appends: {held} bytes");
         assert_eq!(part.status().await["unsaved_bytes"], 32 << 20);
-        assert!(gathered < 38 << 20, "{gathered} bytes");
+        assert!(held < 38 << 20, "{held} bytes");
     });
 }

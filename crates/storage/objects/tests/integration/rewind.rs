@@ -74,7 +74,7 @@ fn flushes_are_in_the_bucket_as_a_whole_and_in_order() {
             for (number, zone) in (0_u8..).zip(zones) {
                 handle.append(zone, bytes(round * 3 + number, 16 << 10)).await.unwrap();
             }
-            // Bytes of the next round are gathered, or uploaded, while this flush is in progress.
+            // Bytes of the next round are in an open piece, or uploaded, while this flush is in progress.
             let flush = handle.flush(&zones);
             let both = runtime::join_all([flush]).await;
             both.into_iter().for_each(|flushed| flushed.unwrap());

@@ -22,7 +22,7 @@ const BLOCK: u64 = 512;
 /// Zones with a client.
 const USED: u32 = 4;
 
-/// Bytes of a range of a zone's life.
+/// Bytes of a range of a zone's generation.
 fn contents(zone: u32, generation: u64, offset: u64, length: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(length);
     for block in offset / BLOCK..(offset + length as u64).div_ceil(BLOCK) {

@@ -1,10 +1,10 @@
-//! Bytes of an open zone that aren't uploaded yet, in chunks.
+//! The open piece of a zone: appended bytes that aren't uploaded yet, in chunks.
 //!
 //! # Promises
 //! - Appended bytes can be read back until their piece is stored. Each is in memory once: a whole chunk as it
 //!   will be in the object, compressed and sealed.
 //! - A piece keeps the memory of its appends until it is dropped.
-//! - The zone with most bytes is found without a look at all zones.
+//! - The zone with the longest open piece is found without a look at all zones.
 //!
 //! Left to others: when a piece ends (`core::append`, `core::upload`).
 
@@ -17,7 +17,7 @@ use std::rc::Rc;
 
 /// Bytes that are appended one after the other and become a piece.
 #[derive(Debug)]
-pub(crate) struct Gather {
+pub(crate) struct OpenPiece {
     /// Offset in the zone.
     pub offset: u64,
     /// Compressed if there is a compressor, and then sealed if there is a sealer.
@@ -31,7 +31,7 @@ pub(crate) struct Gather {
 
 /// Bytes of a piece. Its memory is released when it is dropped, and the other pieces that share an append.
 #[derive(Debug)]
-pub(crate) struct Sealed {
+pub(crate) struct EndedPiece {
     /// Offset in the zone.
     pub offset: u64,
     /// Number of bytes.
@@ -46,10 +46,10 @@ pub(crate) struct Sealed {
     sealer: Option<ChunkSealer>,
 }
 
-impl Gather {
+impl OpenPiece {
     /// Returns an empty one, whose chunks are compressed and sealed as soon as they are whole.
-    pub fn new(offset: u64, compressor: Option<Rc<Compressor>>, sealer: Option<ChunkSealer>) -> Gather {
-        Gather { offset, chunks: Vec::new(), rest: Vec::new(), memory: Vec::new(), compressor, sealer }
+    pub fn new(offset: u64, compressor: Option<Rc<Compressor>>, sealer: Option<ChunkSealer>) -> OpenPiece {
+        OpenPiece { offset, chunks: Vec::new(), rest: Vec::new(), memory: Vec::new(), compressor, sealer }
     }
 
     /// Number of bytes.
@@ -88,19 +88,19 @@ impl Gather {
     }
 
     /// Ends the piece.
-    pub fn seal(mut self) -> Sealed {
+    pub fn end(mut self) -> EndedPiece {
         let length = self.length();
         if !self.rest.is_empty() {
             self.end_chunk();
         }
-        let Gather { offset, chunks, memory, sealer, .. } = self;
+        let OpenPiece { offset, chunks, memory, sealer, .. } = self;
         let (mut index, mut compressed) = (None, 0);
         if let Some(of) = Index::of(length, &chunks, sealer.is_some()) {
             let bytes = of.encode();
             index = Some(sealer.as_ref().map_or_else(|| Data::copy_of(&bytes), |to| to.seal_index(&bytes)));
             compressed = of.object_length() as u32;
         }
-        Sealed { offset, length, chunks, index, compressed, _memory: memory, sealer }
+        EndedPiece { offset, length, chunks, index, compressed, _memory: memory, sealer }
     }
 
     /// The bytes from `from` on, at most `length`, relative to the start.
@@ -117,8 +117,8 @@ impl Gather {
     }
 }
 
-impl Sealed {
-    /// As [`Gather::slices`].
+impl EndedPiece {
+    /// As [`OpenPiece::slices`].
     pub fn slices(&self, from: u64, length: u64) -> Vec<Data> {
         slices(&self.chunks, self.length, self.sealer.as_ref(), from, length)
     }
@@ -156,25 +156,25 @@ fn slices(chunks: &[Data], whole: u64, sealer: Option<&ChunkSealer>, from: u64, 
     slices
 }
 
-/// Zones that gather bytes, by the power of two of their number: a zone moves only when that changes, so
+/// Zones with an open piece, by the power of two of its length: a zone moves only when that changes, so
 /// appends cost nothing here, and a long one is found without a look at all zones.
 #[derive(Debug)]
-pub(crate) struct Gathering(Vec<BTreeSet<u32>>);
+pub(crate) struct OpenPieces(Vec<BTreeSet<u32>>);
 
 /// Zones of the longest class that are compared.
 const COMPARED: usize = 64;
 
-impl Gathering {
+impl OpenPieces {
     /// Returns none.
-    pub fn new() -> Gathering {
-        Gathering(vec![BTreeSet::new(); u64::BITS as usize + 1])
+    pub fn new() -> OpenPieces {
+        OpenPieces(vec![BTreeSet::new(); u64::BITS as usize + 1])
     }
 
     fn class(length: u64) -> usize {
         (u64::BITS - length.leading_zeros()) as usize
     }
 
-    /// Notes that a zone gathers another number of bytes.
+    /// Notes that the open piece of a zone has another length; 0 for none.
     pub fn changed(&mut self, zone: u32, before: u64, now: u64) {
         let (before, now) = (Self::class(before), Self::class(now));
         if before != now {
@@ -185,7 +185,7 @@ impl Gathering {
         }
     }
 
-    /// Zones one of which gathers most bytes, or half as many as the longest one.
+    /// Zones whose open pieces have at least half of the greatest length.
     pub fn longest(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().rev().find(|class| !class.is_empty()).into_iter().flatten().take(COMPARED).copied()
     }
@@ -197,18 +197,18 @@ mod tests {
 
     #[test]
     fn zones_with_most_bytes_are_found() {
-        let mut gathering = Gathering::new();
-        let longest = |gathering: &Gathering| gathering.longest().collect::<Vec<u32>>();
-        assert!(longest(&gathering).is_empty());
+        let mut open_pieces = OpenPieces::new();
+        let longest = |open_pieces: &OpenPieces| open_pieces.longest().collect::<Vec<u32>>();
+        assert!(longest(&open_pieces).is_empty());
         for (zone, before, now) in [(7, 0, 512), (8, 0, 700), (9, 0, 1500), (9, 1500, 1700), (7, 512, 1024)] {
-            gathering.changed(zone, before, now);
+            open_pieces.changed(zone, before, now);
         }
-        assert_eq!(longest(&gathering), [7, 9]);
-        gathering.changed(9, 1700, 0);
-        gathering.changed(7, 1024, 0);
-        assert_eq!(longest(&gathering), [8]);
-        gathering.changed(8, 700, 0);
-        assert!(longest(&gathering).is_empty());
+        assert_eq!(longest(&open_pieces), [7, 9]);
+        open_pieces.changed(9, 1700, 0);
+        open_pieces.changed(7, 1024, 0);
+        assert_eq!(longest(&open_pieces), [8]);
+        open_pieces.changed(8, 700, 0);
+        assert!(longest(&open_pieces).is_empty());
     }
 
     #[test]
@@ -230,13 +230,13 @@ mod tests {
         // A chunk that doesn't shrink, others that do, in part or as a whole.
         random.fill(&mut bytes[..CHUNK + 5000]);
         let is_compressed = compressor.is_some();
-        let mut gather = Gather::new(0, compressor, sealer);
+        let mut piece = OpenPiece::new(0, compressor, sealer);
         let mut at = 0;
         while at < bytes.len() {
             let end = bytes.len().min(at + 1 + random.below(2 * CHUNK as u64) as usize);
-            at += gather.push(&bytes[at..end], bytes.len() as u64);
+            at += piece.push(&bytes[at..end], bytes.len() as u64);
         }
-        assert_eq!(gather.push(&[1], bytes.len() as u64), 0, "the limit");
+        assert_eq!(piece.push(&[1], bytes.len() as u64), 0, "the limit");
         let ranges: Vec<(u64, u64)> = (0..100)
             .map(|_| {
                 let from = random.below(bytes.len() as u64);
@@ -249,10 +249,10 @@ mod tests {
                 assert_eq!(found, bytes[*from as usize..(from + length) as usize]);
             }
         };
-        check(&|from, length| gather.slices(from, length));
-        let sealed = gather.seal();
-        assert_eq!(sealed.length, bytes.len() as u64);
-        assert_eq!((sealed.index.is_some(), sealed.compressed > 0), (is_compressed, is_compressed));
-        check(&|from, length| sealed.slices(from, length));
+        check(&|from, length| piece.slices(from, length));
+        let ended = piece.end();
+        assert_eq!(ended.length, bytes.len() as u64);
+        assert_eq!((ended.index.is_some(), ended.compressed > 0), (is_compressed, is_compressed));
+        check(&|from, length| ended.slices(from, length));
     }
 }
