@@ -26,7 +26,7 @@ impl Core {
         let begun = self.begin_append(index).await?;
         let memory = self.take_memory(payload.len()).await?;
         self.check()?;
-        let appended = self.append_locked(
+        let appended = self.append_to_zone(
             &mut self.zones.borrow_mut()[index.0 as usize],
             index,
             wanted,
@@ -38,7 +38,7 @@ impl Core {
     }
 
     /// Copies an append to a zone, and uploads pieces that are full.
-    fn append_locked(
+    fn append_to_zone(
         self: &Rc<Self>,
         zone: &mut Zone,
         index: ZoneIndex,
@@ -54,7 +54,7 @@ impl Core {
         }
         let left = self.geometry.zone_capacity - zone.write_pointer;
         if !zone.state.is_open() {
-            self.open_locked(zone, index, ZoneState::ImplicitlyOpen)?;
+            self.open_zone_as(zone, index, ZoneState::ImplicitlyOpen)?;
         }
         if payload.len() as u64 > left {
             return Err(errors::exceeds_zone(index, payload.len() as u64, left));

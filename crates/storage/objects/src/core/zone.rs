@@ -185,7 +185,7 @@ impl Core {
         begun.map(|(index, _)| ZoneIndex(index)).collect()
     }
 
-    pub(super) fn open_locked(&self, zone: &mut Zone, index: ZoneIndex, to: ZoneState) -> Result<()> {
+    pub(super) fn open_zone_as(&self, zone: &mut Zone, index: ZoneIndex, to: ZoneState) -> Result<()> {
         // A zone whose key is unknown stays as it is.
         self.zone_key(index, zone.generation)?;
         let opened = self.limits.open_one(zone.state);
@@ -197,7 +197,7 @@ impl Core {
     /// Opens a zone explicitly.
     pub async fn open(self: Rc<Self>, index: ZoneIndex) -> Result<()> {
         let open = |zone: &mut Zone| match zone.state {
-            ZoneState::Empty | ZoneState::Closed => self.open_locked(zone, index, ZoneState::ExplicitlyOpen),
+            ZoneState::Empty | ZoneState::Closed => self.open_zone_as(zone, index, ZoneState::ExplicitlyOpen),
             state if state.is_open() => {
                 zone.state = ZoneState::ExplicitlyOpen;
                 Ok(())
