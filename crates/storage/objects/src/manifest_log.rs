@@ -41,7 +41,10 @@ pub(crate) struct ManifestLog {
     is_running: Cell<bool>,
     /// Reason why no change becomes durable any more.
     failure: RefCell<Option<Error>>,
+    /// Notified when a batch or a base has ended, and when the log has.
     changed: Notify,
+    /// Notified when the log has ended: what waits for other things isn't woken by each batch.
+    ended: Notify,
     garbage: Rc<Garbage>,
     failures: FailureRun,
     base_failures: FailureRun,
@@ -70,6 +73,7 @@ impl ManifestLog {
             is_running: Cell::new(false),
             failure: RefCell::new(None),
             changed: Notify::new(),
+            ended: Notify::new(),
             garbage,
             failures: FailureRun::default(),
             base_failures: FailureRun::default(),
@@ -116,6 +120,7 @@ impl ManifestLog {
     pub fn stop(&self, error: Error) {
         self.failure.borrow_mut().get_or_insert(error);
         self.changed.notify_all();
+        self.ended.notify_all();
     }
 
     /// Waits until the log has ended, and returns the error of [`check`](Self::check).
@@ -124,7 +129,7 @@ impl ManifestLog {
             if let Err(error) = self.check() {
                 return error;
             }
-            self.changed.notified().await;
+            self.ended.notified().await;
         }
     }
 
@@ -319,4 +324,43 @@ pub(crate) fn fenced(identity: &Identity, other: &crate::format::Manifest) -> Er
         other.writer.name.escape_debug(),
         age_of(other.time)
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Writer;
+    use crate::names::Names;
+    use crate::table::State;
+    use object_store::testing::{Bucket, Faults, client};
+
+    #[test]
+    fn a_batch_does_not_wake_what_waits_unless_the_log_ends() {
+        let test = || async {
+            let _bucket = Bucket::start(Faults::default());
+            let (store, names) = (client(object_store::Limits::default()), Names::new("db1").unwrap());
+            let garbage = Garbage::new(store.clone(), names.clone(), std::time::Duration::ZERO);
+            let identity = Identity { volume: [1; 16], epoch: 1, writer: Writer::new("a test".to_owned()) };
+            let position = Position { number: 1, base: 1, base_bytes: 100, delta_bytes: 0 };
+            let (manifests, table) = (Manifests::new(store, names, None), Table::new(4, 1 << 20).unwrap());
+            let log = ManifestLog::new(manifests, identity, table, position, garbage);
+            let polls = Rc::new(Cell::new(0));
+            let (own, counted) = (log.clone(), polls.clone());
+            let waiting = runtime::spawn(async move {
+                let work = poll_fn(|_| {
+                    counted.set(counted.get() + 1);
+                    Poll::<()>::Pending
+                });
+                own.unless_ended(work).await
+            });
+            for _ in 0..5 {
+                let batch = log.push([Change::State { zone: 0, state: State::Begun }]);
+                log.wait_until_durable(batch).await.unwrap();
+            }
+            assert_eq!((log.number(), polls.get()), (6, 1));
+            log.stop(Error::closed("a test"));
+            assert_eq!(waiting.await, Err(Error::closed("a test")));
+        };
+        runtime::simulate(runtime::Simulation::new(1), test).unwrap();
+    }
 }
