@@ -39,4 +39,4 @@ pub use fullness::Fullness;
 pub use geometry::{BlockSize, DeviceGeometry, Durable, EraseGuarantee, ZoneGeometry};
 pub use growing::GrowingGeometry;
 pub use part::{DevicePart, Part, PartUse, Status, View, ZonesPart, zones_of_store};
-pub use zones::{Staging, ZoneReport, ZoneState, Zones, without_cached};
+pub use zones::{Staging, ZoneChange, ZoneReport, ZoneState, Zones, without_cached};

@@ -142,11 +142,11 @@ pub trait ZonesPart: Part {
         false
     }
 
-    /// Asks that flushes, finishes and resets that this shard begins one after the other become durable in
-    /// this order from now on, and returns whether they do: after an unclean stop none is there without all
-    /// before it. A call begins when it is polled first, and no finish, reset or rewind of its zones may be
-    /// in progress then. A caller can have many in flight: what is durable is always a state of the past. A
-    /// layer that delays calls doesn't pass this on.
+    /// Asks that flushes, finishes, resets and [changes together](Zones::change_together) that this shard
+    /// begins one after the other become durable in this order from now on, and returns whether they do:
+    /// after an unclean stop none is there without all before it. A call begins when it is polled first, and
+    /// no finish, reset or rewind of its zones may be in progress then. A caller can have many in flight:
+    /// what is durable is always a state of the past. A layer that delays calls doesn't pass this on.
     fn keep_order(&self) -> bool {
         false
     }

@@ -59,6 +59,25 @@ pub struct ZoneReport {
     pub generation: u64,
 }
 
+/// A change of a zone, of those that [`Zones::change_together`] makes durable together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ZoneChange {
+    /// As [`Zones::flush`] of this zone.
+    Flush(ZoneIndex),
+    /// As [`Zones::finish`].
+    Finish(ZoneIndex),
+    /// As [`Zones::reset`] without a guarantee of erasure.
+    Reset(ZoneIndex),
+}
+
+impl ZoneChange {
+    /// The zone that is changed.
+    pub fn zone(self) -> ZoneIndex {
+        let (ZoneChange::Flush(zone) | ZoneChange::Finish(zone) | ZoneChange::Reset(zone)) = self;
+        zone
+    }
+}
+
 /// Bytes beside the zones that are overwritten in place: a store keeps acknowledged writes there until their
 /// records are in a zone. All handles share them.
 pub trait Staging {
@@ -171,6 +190,21 @@ pub trait Zones {
     /// Resets a zone, which empties it, and durably raises its generation, which is returned. Appends in
     /// flight complete first and are lost. The caller ensures that the zone has no readers.
     fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>>;
+
+    /// Changes zones, each named once, and makes that durable together: after an unclean stop all of it is
+    /// there or nothing. A reset gives no guarantee of erasure. Zones whose part keeps the order of calls
+    /// ([`ZonesPart::keep_order`](crate::ZonesPart::keep_order)) support it, and begin it as one call.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for all other zones, and for a reset of zones with
+    /// [`EraseGuarantee::Key`]; [`Error::Invalid`](crate::Error::Invalid) for a zone that is named twice.
+    /// Then nothing is changed.
+    fn change_together(&self, changes: Vec<ZoneChange>) -> Call<'_, Result<()>> {
+        Call::ready(Err(crate::Error::unsupported(format!(
+            "{} changes together: these zones don't keep the order of changes",
+            changes.len()
+        ))))
+    }
 
     /// Allocates space for the next `bytes` of appends to a zone, if the medium below allocates space at the
     /// first write (a file with holes). Allocates less if the zone has less left. The zone must have no

@@ -19,7 +19,7 @@ use crate::table::Table;
 use crate::volume::{Existing, Volume};
 use block::{
     Buffer, Call, Claim, ClaimToken, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, Status,
-    ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
+    ZoneAddress, ZoneChange, ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
 };
 use object_store::{Config, Counts, Kind, Store};
 use runtime::Home;
@@ -343,6 +343,18 @@ impl Zones for Handle {
 
     fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
         self.call(self.geometry.check_zone(zone), move |core| core.finish(zone))
+    }
+
+    fn change_together(&self, changes: Vec<ZoneChange>) -> Call<'_, Result<()>> {
+        let has_reset = changes.iter().any(|change| matches!(change, ZoneChange::Reset(_)));
+        let checked = match has_reset && self.geometry.erase == EraseGuarantee::Key {
+            false => changes.iter().try_for_each(|change| self.geometry.check_zone(change.zone())),
+            true => Err(Error::unsupported(
+                "resetting zones of an object store with a key store together with other changes: each reset destroys a key; \
+                 reset them one by one",
+            )),
+        };
+        self.call(checked, move |core| core.change_together(changes))
     }
 
     fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {

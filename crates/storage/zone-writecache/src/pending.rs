@@ -10,6 +10,9 @@ pub const MAX_PENDING: usize = 1 << 16;
 /// without data continue while appends wait for the origin.
 pub const MAX_CHANGES: usize = MAX_PENDING + MAX_PENDING / 4;
 
+/// Number of zones that a batch finishes and resets.
+const MAX_CHANGED: usize = 64;
+
 /// An operation that isn't durable at the origin.
 #[derive(Debug, Clone, Copy)]
 pub struct Pending {
@@ -55,9 +58,9 @@ impl Pending {
 /// Next step at the origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Batch {
-    /// Number of operations: appends, and operations without an effect at the origin. One flush makes the
-    /// appends durable.
-    Appends(usize),
+    /// Number of operations: appends, operations without an effect at the origin, and changes of zones that
+    /// can be joined. They become durable together.
+    Joined(usize),
     /// One operation alone: it is durable once it returns, or has to follow the flush of the appends before
     /// it.
     Barrier,
@@ -70,6 +73,11 @@ pub struct BatchLimits {
     pub bytes: u64,
     /// Whether appends of several flush epochs may be in one batch: the origin flushes atomically.
     pub joins_epochs: bool,
+    /// Whether finishes may be in a batch with other operations, and resets: the origin
+    /// [changes zones together](block::Zones::change_together).
+    pub joins_finishes: bool,
+    /// See `joins_finishes`.
+    pub joins_resets: bool,
     /// Whether zones are closed at the origin, which has a limit of open zones. The first operation of an
     /// epoch closes all zones that the uploads of earlier epochs have opened.
     pub closes: bool,
@@ -79,7 +87,8 @@ impl BatchLimits {
     /// Whether an operation is a batch of its own.
     pub fn is_barrier(&self, action: Action) -> bool {
         match action {
-            Action::Finish | Action::Reset => true,
+            Action::Finish => !self.joins_finishes,
+            Action::Reset => !self.joins_resets,
             Action::Close | Action::Unclean | Action::Clean => self.closes,
             Action::Append | Action::Open => false,
         }
@@ -137,7 +146,9 @@ impl PendingList {
     /// record `durable`. `None` if there is none.
     ///
     /// Appends of one flush epoch may become durable in any order, as on a device that loses power before the
-    /// next flush. A finish and a reset are durable at once, so they are batches of their own.
+    /// next flush. A finish and a reset are durable at once, so they are batches of their own, unless the
+    /// origin changes zones together. Then a batch has no operation of a zone after its finish or reset, and
+    /// no reset of a zone after appends to it.
     pub fn next_batch(
         &self,
         limits: BatchLimits,
@@ -148,6 +159,7 @@ impl PendingList {
         let mut count = 0;
         let mut bytes = 0;
         let mut epoch = None;
+        let (mut appended, mut changed) = (Vec::new(), Vec::new());
         for Pending { entry, flush_epoch, .. } in
             self.list.iter().skip(skip).take_while(|op| op.record <= durable)
         {
@@ -156,7 +168,17 @@ impl PendingList {
             }
             let is_barrier = limits.is_barrier(entry.action);
             if is_barrier {
-                return Some(if count == 0 { Batch::Barrier } else { Batch::Appends(count) });
+                return Some(if count == 0 { Batch::Barrier } else { Batch::Joined(count) });
+            }
+            let is_changed = changed.contains(&entry.zone);
+            if is_changed || entry.action == Action::Reset && appended.contains(&entry.zone) {
+                break;
+            }
+            if matches!(entry.action, Action::Finish | Action::Reset) {
+                if changed.len() == MAX_CHANGED {
+                    break;
+                }
+                changed.push(entry.zone);
             }
             if entry.action == Action::Append {
                 let other_epoch = epoch.is_some_and(|epoch| epoch != *flush_epoch);
@@ -165,10 +187,13 @@ impl PendingList {
                 }
                 epoch = Some(*flush_epoch);
                 bytes += entry.length();
+                if !appended.contains(&entry.zone) {
+                    appended.push(entry.zone);
+                }
             }
             count += 1;
         }
-        (count > 0).then_some(Batch::Appends(count))
+        (count > 0).then_some(Batch::Joined(count))
     }
 }
 
@@ -201,44 +226,50 @@ mod tests {
     #[test]
     fn a_batch_ends_at_flushes_and_barriers() {
         use Action::{Append, Close, Finish, Open, Reset};
-        let usual = BatchLimits { bytes: 1000, joins_epochs: false, closes: false };
+        let usual = BatchLimits {
+            bytes: 1000,
+            joins_epochs: false,
+            joins_finishes: false,
+            joins_resets: false,
+            closes: false,
+        };
         let joins = BatchLimits { joins_epochs: true, ..usual };
         let pending =
             list(&[(Append, 1), (Open, 1), (Append, 1), (Close, 2), (Append, 2), (Finish, 2), (Append, 3)]);
-        assert_eq!(pending.next_batch(usual, 9, 0, |_| true), Some(Batch::Appends(4)));
-        assert_eq!(pending.next_batch(joins, 9, 0, |_| true), Some(Batch::Appends(5)));
+        assert_eq!(pending.next_batch(usual, 9, 0, |_| true), Some(Batch::Joined(4)));
+        assert_eq!(pending.next_batch(joins, 9, 0, |_| true), Some(Batch::Joined(5)));
         assert_eq!(
             pending.next_batch(joins, 2, 0, |_| true),
-            Some(Batch::Appends(2)),
+            Some(Batch::Joined(2)),
             "the rest isn't durable locally"
         );
         assert_eq!(pending.next_batch(joins, 0, 0, |_| true), None);
         assert_eq!(
             pending.next_batch(BatchLimits { closes: true, ..joins }, 9, 0, |_| true),
-            Some(Batch::Appends(3))
+            Some(Batch::Joined(3))
         );
         assert_eq!(
             pending.next_batch(BatchLimits { bytes: 150, ..joins }, 9, 0, |_| true),
-            Some(Batch::Appends(2))
+            Some(Batch::Joined(2))
         );
         assert_eq!(
             pending.next_batch(BatchLimits { bytes: 1, ..joins }, 9, 0, |_| true),
-            Some(Batch::Appends(2))
+            Some(Batch::Joined(2))
         );
         assert_eq!(list(&[(Reset, 1), (Append, 1)]).next_batch(joins, 9, 0, |_| true), Some(Batch::Barrier));
         for start in [Action::Unclean, Action::Clean] {
             let pending = list(&[(Append, 1), (start, 1), (Append, 1)]);
             let closes = BatchLimits { closes: true, ..joins };
-            assert_eq!(pending.next_batch(joins, 9, 0, |_| true), Some(Batch::Appends(3)));
+            assert_eq!(pending.next_batch(joins, 9, 0, |_| true), Some(Batch::Joined(3)));
             assert_eq!(
                 pending.next_batch(closes, 9, 0, |_| true),
-                Some(Batch::Appends(1)),
+                Some(Batch::Joined(1)),
                 "{start:?} closes zones"
             );
         }
         assert_eq!(
             pending.next_batch(joins, 9, 2, |_| true),
-            Some(Batch::Appends(3)),
+            Some(Batch::Joined(3)),
             "the first ones are sent"
         );
         assert_eq!(pending.next_batch(joins, 9, 5, |_| true), Some(Batch::Barrier));

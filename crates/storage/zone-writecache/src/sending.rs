@@ -4,17 +4,36 @@ use crate::core::Core;
 use crate::counters::count;
 use crate::format::{Action, Entry};
 use crate::pending::Pending;
-use block::{Data, EraseGuarantee, Error, Payload, Result, ZoneAddress, ZoneIndex, ZoneReport};
+use block::{Data, EraseGuarantee, Error, Payload, Result, ZoneAddress, ZoneChange, ZoneIndex, ZoneReport};
 use std::collections::BTreeMap;
 
 /// Limit of an append to the origin that joins several appends of users, in bytes.
 const MAX_JOINED: u64 = 1 << 20;
 /// Number of zones that are appended to at a time.
 const MAX_ZONES_AT_ONCE: usize = 4;
+/// Number of reads of the log at a time, each of at most [`MAX_JOINED`] and what lies between: one after the
+/// other takes as long as a request to a bucket nearby.
+const MAX_READS: usize = 8;
 /// Bytes of the log that are read for a byte of appends, where several are read at once.
 const MOST_READ: u64 = 2;
 /// Number of zones that are reported with one call.
 const ZONES_OF_REPORT: u32 = 4096;
+
+/// Consecutive appends of a zone, joined to chunks of at most `most` bytes each, or of one append.
+fn joined(appends: &[Pending], most: u64) -> Vec<&[Pending]> {
+    let (mut chunks, mut rest) = (Vec::new(), appends);
+    while !rest.is_empty() {
+        let mut bytes = 0;
+        let fits = rest.iter().take_while(|append| {
+            bytes += append.entry.length();
+            bytes <= most
+        });
+        let (chunk, others) = rest.split_at(fits.count().max(1));
+        chunks.push(chunk);
+        rest = others;
+    }
+    chunks
+}
 
 /// Appends by zone, in the order of the log.
 pub type Appends = BTreeMap<ZoneIndex, Vec<Pending>>;
@@ -42,29 +61,29 @@ impl Core {
     /// # Errors
     /// Errors of the origin and of the fast device.
     pub async fn send_appends(&self, appends: Appends) -> Result<()> {
-        let uploads = appends.into_values().map(|appends| self.upload_zone(appends));
-        runtime::join_limited(MAX_ZONES_AT_ONCE, uploads).await.into_iter().collect()
+        // Over a bucket one zone after the other: a zone's open piece needs memory until its upload begins.
+        let at_once = if self.changes_in_order { 1 } else { appends.len().clamp(1, MAX_ZONES_AT_ONCE) };
+        let uploads = appends.into_values().map(|appends| self.upload_zone(appends, MAX_READS / at_once));
+        runtime::join_limited(at_once, uploads).await.into_iter().collect()
     }
 
-    /// Sends the appends of one zone, which are consecutive.
-    async fn upload_zone(&self, appends: Vec<Pending>) -> Result<()> {
+    /// Sends the appends of one zone, which are consecutive, with this number of reads at a time.
+    async fn upload_zone(&self, appends: Vec<Pending>, reads: usize) -> Result<()> {
         let geometry = self.origin.geometry();
         let unit = u64::from(geometry.append_granularity).max(1);
         let most = (MAX_JOINED.min(geometry.max_append) / unit * unit).max(unit);
-        let mut rest = appends.as_slice();
-        while let Some(first) = rest.first() {
-            let mut bytes = 0;
-            let joined = rest.iter().take_while(|append| {
-                bytes += append.entry.length();
-                bytes <= most
-            });
-            let (chunk, others) = rest.split_at(joined.count().max(1));
-            rest = others;
-            let payload = self.read_appends(chunk).await?;
-            self.send(ZoneAddress::new(first.entry.zone.0, first.entry.offset), payload, most as usize)
-                .await?;
+        for chunks in joined(&appends, most).chunks(reads.max(1)) {
+            let payloads = runtime::join_all(chunks.iter().map(|chunk| self.read_appends(chunk)));
+            for (chunk, payload) in chunks.iter().zip(payloads.await) {
+                let Entry { zone, offset, .. } = chunk[0].entry;
+                self.send(ZoneAddress::new(zone.0, offset), payload?, most as usize).await?;
+            }
         }
-        Ok(())
+        // No other append of the batch follows: the zone's upload begins before those of other zones.
+        match appends.first() {
+            Some(first) if self.changes_in_order => self.origin.close(first.entry.zone).await,
+            _ => Ok(()),
+        }
     }
 
     /// Appends to the origin, in pieces of at most `most` bytes: one append of a user may be longer.
@@ -125,6 +144,38 @@ impl Core {
         // A repetition would read the same bytes.
         self.end_uploads(&error);
         Err(error)
+    }
+
+    /// Waits until no read of the origin is in progress of the zones that are reset.
+    pub async fn wait_until_unread(&self, changes: &[ZoneChange]) {
+        for change in changes {
+            if let ZoneChange::Reset(zone) = change {
+                self.read_cache.wait_until_fetches_ended(*zone).await;
+            }
+        }
+    }
+
+    /// Makes the appends to these zones durable at the origin, and changes zones. No fetches of a zone that
+    /// is reset are in progress.
+    ///
+    /// # Errors
+    /// Errors of the origin.
+    pub async fn make_durable_at_origin(
+        &self,
+        mut appended: Vec<ZoneIndex>,
+        mut changes: Vec<ZoneChange>,
+    ) -> Result<()> {
+        count(&self.counters.origin_flushes, u64::from(!appended.is_empty()));
+        if changes.is_empty() {
+            return match appended.is_empty() {
+                true => Ok(()),
+                false => self.origin.flush(&appended).await,
+            };
+        }
+        count(&self.counters.origin_changes, changes.len() as u64);
+        appended.retain(|zone| changes.iter().all(|change| change.zone() != *zone));
+        changes.extend(appended.into_iter().map(ZoneChange::Flush));
+        self.origin.change_together(changes).await
     }
 
     /// Finishes, resets or closes a zone of the origin; the first operation of an epoch closes all open ones.

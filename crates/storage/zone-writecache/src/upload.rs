@@ -6,7 +6,8 @@
 //! 3. After an open and after an error, the origin is compared with the cut, and zones are rewound.
 //! 4. The appends of a batch are sent (`sending`), and one flush of the origin makes them durable. A finish
 //!    or a reset is a batch of its own. If changes of the origin become durable in the order in which they
-//!    begin ([`block::ZonesPart::keep_order`]), further batches are sent meanwhile.
+//!    begin ([`block::ZonesPart::keep_order`]), they are in the batch of the appends, and further batches are
+//!    sent meanwhile.
 //! 5. The cut moves, and the tail in the superblock with it.
 //! 6. From time to time the cut is written as a checkpoint, which frees space of the ring.
 //!
@@ -21,7 +22,7 @@ use crate::format::{Action, Entry, Superblock};
 use crate::pending::{Batch, BatchLimits, MAX_PENDING};
 use crate::reconcile::{check_media, reconcile};
 use crate::sending::Appends;
-use block::{EraseGuarantee, Error, Result, ZoneIndex};
+use block::{EraseGuarantee, Error, Result, ZoneChange, ZoneIndex};
 use runtime::JoinHandle;
 use std::collections::{BTreeSet, VecDeque};
 use std::future::poll_fn;
@@ -30,15 +31,15 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
-/// Limit of the appended bytes of a batch.
-const BATCH_BYTES: u64 = 16 << 20;
+/// Limit of the appended bytes of a batch: at its end each zone's piece in a bucket ends.
+const BATCH_BYTES: u64 = 64 << 20;
 /// Limits of the batches that are sent and not durable at the origin: their number, and the appended bytes at
-/// which no other is sent. The origin limits the memory of appends.
+/// which no other is sent. What is sent is repeated after an error; the origin limits the memory of appends.
 const MAX_SENT: usize = 64;
-const MAX_SENT_BYTES: u64 = 64 << 20;
+const MAX_SENT_BYTES: u64 = 256 << 20;
 /// Pending bytes at which an upload begins, unless a quarter of the limit of the lag is less; a half while
-/// others are in progress.
-const UPLOAD_BYTES: u64 = 8 << 20;
+/// others are in progress. Small batches make small objects in a bucket.
+const UPLOAD_BYTES: u64 = 32 << 20;
 /// Limits of the pause after an error of the origin.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 /// Time for which a close waits for requests to the origin in flight.
@@ -56,9 +57,9 @@ pub async fn run(core: Rc<Core>) {
 struct Sent {
     operations: usize,
     bytes: u64,
-    /// Zone that it finishes or resets: nothing else of that is sent meanwhile.
-    changes: Option<ZoneIndex>,
-    /// Whether nothing is sent meanwhile.
+    /// Zones that it finishes or resets: nothing else of them is sent meanwhile.
+    changes: Vec<ZoneIndex>,
+    /// Whether nothing is sent meanwhile: the origin may refuse it when later changes would be durable.
     is_alone: bool,
     durable: JoinHandle<Result<()>>,
 }
@@ -186,11 +187,11 @@ impl Uploader {
     fn batch(&self, last: u64) -> Option<Batch> {
         let core = &self.core;
         let skip = self.sent().0;
-        let changing: BTreeSet<ZoneIndex> = self.sent.iter().filter_map(|sent| sent.changes).collect();
+        let changing: BTreeSet<ZoneIndex> =
+            self.sent.iter().flat_map(|sent| &sent.changes).copied().collect();
         let limits = core.batch_limits();
         let is_free = |entry: &Entry| {
-            let is_alone = limits.is_barrier(entry.action) && !core.begins_in_order(entry.action);
-            !changing.contains(&entry.zone) && (skip == 0 || !is_alone)
+            !changing.contains(&entry.zone) && (skip == 0 || !limits.is_barrier(entry.action))
         };
         core.pending.borrow().next_batch(limits, last, skip, is_free)
     }
@@ -214,35 +215,39 @@ impl Uploader {
             (self.needs_reconcile, self.has_failed) = (false, false);
         }
         match batch {
-            Batch::Appends(operations) => self.send_appends(operations).await,
+            Batch::Joined(operations) => self.send_joined(operations).await,
             Batch::Barrier => self.send_change().await,
         }
     }
 
-    async fn send_appends(&mut self, operations: usize) -> Result<Step> {
+    async fn send_joined(&mut self, operations: usize) -> Result<Step> {
         let core = self.core.clone();
-        let (mut appends, mut bytes) = (Appends::new(), 0);
+        let (mut appends, mut changes, mut bytes) = (Appends::new(), Vec::new(), 0);
         for pending in core.pending.borrow().iter().skip(self.sent().0).take(operations) {
-            if pending.entry.action == Action::Append {
-                bytes += pending.entry.length();
-                appends.entry(pending.entry.zone).or_default().push(*pending);
+            match pending.entry.action {
+                Action::Append => {
+                    bytes += pending.entry.length();
+                    appends.entry(pending.entry.zone).or_default().push(*pending);
+                }
+                Action::Finish => changes.push(ZoneChange::Finish(pending.entry.zone)),
+                Action::Reset => changes.push(ZoneChange::Reset(pending.entry.zone)),
+                _ => {}
             }
         }
         let zones: Vec<ZoneIndex> = appends.keys().copied().collect();
-        let sending = core.clone();
-        if self.meanwhile(async move { sending.send_appends(appends).await }).await? == Step::Closed {
+        let (sending, sent_changes) = (core.clone(), changes.clone());
+        let send = async move {
+            sending.send_appends(appends).await?;
+            sending.wait_until_unread(&sent_changes).await;
+            Ok(())
+        };
+        if self.meanwhile(send).await? == Step::Closed {
             return Ok(Step::Closed);
         }
-        let flushing = core.clone();
-        let flush = async move {
-            if zones.is_empty() {
-                return Ok(());
-            }
-            count(&flushing.counters.origin_flushes, 1);
-            flushing.origin.flush(&zones).await
-        };
-        let durable = begin(&core, flush).await;
-        self.sent.push_back(Sent { operations, bytes, changes: None, is_alone: false, durable });
+        let changing = changes.iter().map(|change| change.zone()).collect();
+        let making = core.clone();
+        let durable = begin(&core, async move { making.make_durable_at_origin(zones, changes).await }).await;
+        self.sent.push_back(Sent { operations, bytes, changes: changing, is_alone: false, durable });
         Ok(Step::Done)
     }
 
@@ -253,7 +258,7 @@ impl Uploader {
         if entry.action == Action::Reset {
             let waiting = core.clone();
             let ended = async move {
-                waiting.read_cache.wait_until_fetches_ended(entry.zone).await;
+                waiting.wait_until_unread(&[ZoneChange::Reset(entry.zone)]).await;
                 Ok(())
             };
             if self.meanwhile(ended).await? == Step::Closed {
@@ -262,8 +267,7 @@ impl Uploader {
         }
         let changing = core.clone();
         let durable = begin(&core, async move { changing.change_origin(entry).await }).await;
-        let is_alone = !core.begins_in_order(entry.action);
-        self.sent.push_back(Sent { operations: 1, bytes: 0, changes: Some(entry.zone), is_alone, durable });
+        self.sent.push_back(Sent { operations: 1, bytes: 0, changes: Vec::new(), is_alone: true, durable });
         Ok(Step::Done)
     }
 
@@ -382,20 +386,13 @@ fn is_final(error: &Error) -> bool {
 }
 
 impl Core {
-    /// Whether a change is one call of the origin, beside which others may be in flight. A reset that
-    /// destroys a key isn't: it may be refused when later changes are durable already.
-    fn begins_in_order(&self, action: Action) -> bool {
-        match action {
-            Action::Finish => true,
-            Action::Reset => self.origin.geometry().erase != EraseGuarantee::Key,
-            _ => false,
-        }
-    }
-
     fn batch_limits(&self) -> BatchLimits {
         BatchLimits {
             bytes: BATCH_BYTES,
             joins_epochs: self.flushes_atomically,
+            joins_finishes: self.changes_in_order,
+            // A reset that destroys a key isn't one call: it may be refused when the others are durable.
+            joins_resets: self.changes_in_order && self.origin.geometry().erase != EraseGuarantee::Key,
             closes: self.geometry.max_open != 0,
         }
     }

@@ -4,7 +4,8 @@
 //! - A flush uploads the open pieces of its zones, and returns after a manifest names all their bytes below
 //!   the write pointers of its beginning. A finish does that for its zone, and marks it full.
 //! - A reset returns after its manifest, and with a key store after the zone's key is destroyed.
-//! - On demand these changes are in the manifests in the order in which they began (`order`).
+//! - Several changes can be in one batch of the manifests, so that a crash leaves all or nothing of them.
+//! - On demand changes are in the manifests in the order in which they began (`order`).
 //! - A manifest names only pieces that are stored.
 //!
 //! Left to others: uploads (`upload`), manifests (`manifest_log`), keys (`keys`).
@@ -14,7 +15,7 @@ use super::order::Turn;
 use super::zone::{Pending, Zone};
 use crate::names::Name;
 use crate::table::{Change, State};
-use block::{Result, ZoneIndex, ZoneState};
+use block::{Error, Result, ZoneChange, ZoneIndex, ZoneState};
 use std::rc::Rc;
 
 impl Core {
@@ -34,106 +35,160 @@ impl Core {
     }
 
     pub(super) async fn upload_and_commit(self: Rc<Self>, indices: Vec<ZoneIndex>) -> Result<()> {
-        let turn = self.order.begin();
-        let mut targets = Vec::with_capacity(indices.len());
-        for index in indices {
-            let zone = &mut self.zones.borrow_mut()[index.0 as usize];
-            self.upload(zone, index);
-            targets.push((index, zone.resets, zone.write_pointer));
-        }
-        for (index, resets, _) in &targets {
-            self.wait_until_stored(*index, *resets).await?;
-        }
-        self.wait_for_turn(&turn).await?;
-        let mut batch = 0;
-        for (index, resets, end) in targets {
-            let zone = &mut self.zones.borrow_mut()[index.0 as usize];
-            if zone.resets == resets {
-                self.queue_pieces(zone, index, end);
-                batch = batch.max(zone.batch);
-            }
-        }
-        drop(turn);
-        self.log.wait_until_durable(batch).await
+        let flushes: Vec<ZoneChange> = indices.into_iter().map(ZoneChange::Flush).collect();
+        self.commit(&flushes).await
     }
 
     /// Finishes a zone.
     pub async fn finish(self: Rc<Self>, index: ZoneIndex) -> Result<()> {
-        if !self.lock_zone(index, Some(ZoneState::Full)).await? {
-            return Ok(());
-        }
-        let finished = self.finish_locked(index).await;
-        self.unlock_zone(index, |zone| {
-            if finished.is_ok() {
-                (zone.state, zone.write_pointer) = (ZoneState::Full, zone.end);
-                zone.pending.clear();
-            }
-        });
-        self.note_finished(index);
-        finished
-    }
-
-    async fn finish_locked(self: &Rc<Self>, index: ZoneIndex) -> Result<()> {
-        let turn = self.order.begin();
-        let resets = {
-            let zone = &mut self.zones.borrow_mut()[index.0 as usize];
-            self.upload(zone, index);
-            zone.resets
-        };
-        self.wait_until_stored(index, resets).await?;
-        self.wait_for_turn(&turn).await?;
-        let batch = {
-            let zone = &mut self.zones.borrow_mut()[index.0 as usize];
-            self.queue_pieces(zone, index, u64::MAX);
-            zone.batch = self.log.push([Change::State { zone: index.0, state: State::Full }]);
-            zone.batch
-        };
-        drop(turn);
-        self.log.wait_until_durable(batch).await
+        self.change_together(vec![ZoneChange::Finish(index)]).await
     }
 
     /// Resets a zone, and returns its new generation.
     pub async fn reset(self: Rc<Self>, index: ZoneIndex) -> Result<u64> {
-        self.lock_zone(index, None).await?;
-        let raised = self.reset_locked(index).await;
-        self.unlock_zone(index, |zone| {
-            if let Ok(generation) = raised {
-                (zone.state, zone.generation) = (ZoneState::Empty, generation);
-                (zone.write_pointer, zone.end) = (0, 0);
-            }
-        });
-        raised
+        self.clone().change_together(vec![ZoneChange::Reset(index)]).await?;
+        Ok(self.zones.borrow()[index.0 as usize].generation)
     }
 
-    async fn reset_locked(&self, index: ZoneIndex) -> Result<u64> {
-        let turn = self.order.begin();
-        self.check_renewable(index).await?;
-        self.wait_for_turn(&turn).await?;
-        let (generation, batch) = {
-            let zone = &mut self.zones.borrow_mut()[index.0 as usize];
-            zone.resets += 1;
-            if let Some(piece) = zone.open_piece.take() {
-                self.open_pieces.borrow_mut().changed(index.0, piece.length(), 0);
+    /// Flushes, finishes and resets zones, each named once, in one batch of the manifests. With a key store a
+    /// reset is alone.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a zone that is named twice; nothing is changed then. Errors of the log and of
+    /// the key store.
+    pub async fn change_together(self: Rc<Self>, mut changes: Vec<ZoneChange>) -> Result<()> {
+        // Two calls that lock several zones don't wait for each other.
+        changes.sort_unstable_by_key(|change| change.zone());
+        if let Some(two) = changes.windows(2).find(|two| two[0].zone() == two[1].zone()) {
+            return Err(Error::invalid(format!(
+                "zone {} is named twice among changes that become durable together; expected each zone once",
+                two[0].zone()
+            )));
+        }
+        let mut locked = Vec::with_capacity(changes.len());
+        let mut outcome = Ok(());
+        for change in changes {
+            let is_needed = match change {
+                ZoneChange::Flush(_) => Ok(true),
+                ZoneChange::Finish(zone) => self.lock_zone(zone, Some(ZoneState::Full)).await,
+                ZoneChange::Reset(zone) => self.lock_zone(zone, None).await,
+            };
+            match is_needed {
+                Ok(true) => locked.push(change),
+                Ok(false) => {}
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
             }
-            // Pieces that are stored and in no batch are in no manifest ever; uploads that are in progress
-            // find that their zone was reset.
-            let stored = zone.pending.iter().filter(|piece| piece.ended.is_none() && !piece.is_queued);
-            let names = stored.map(|piece| Name::Piece(self.name(zone, index, piece.offset, piece.serial)));
-            self.garbage.add(names);
-            zone.pending.clear();
-            zone.notify_flushes();
-            let generation = zone.generation + 1;
-            zone.batch = self.log.push([Change::Reset { zone: index.0, generation }]);
-            (generation, zone.batch)
-        };
+        }
+        if outcome.is_ok() {
+            outcome = self.commit(&locked).await;
+        }
+        for change in locked {
+            outcome = self.end_change(change, outcome).await;
+        }
+        outcome
+    }
+
+    /// Commits changes, in this order. The zones that they finish and reset are locked.
+    async fn commit(self: &Rc<Self>, changes: &[ZoneChange]) -> Result<()> {
+        let turn = self.order.begin();
+        let begun: Vec<(u64, u64)> = changes.iter().map(|change| self.begin_change(*change)).collect();
+        for (change, (resets, _)) in changes.iter().zip(&begun) {
+            match change {
+                ZoneChange::Flush(zone) | ZoneChange::Finish(zone) => {
+                    self.wait_until_stored(*zone, *resets).await?;
+                }
+                ZoneChange::Reset(zone) => self.check_renewable(*zone).await?,
+            }
+        }
+        self.wait_for_turn(&turn).await?;
+        let mut batch = 0;
+        for (change, (resets, end)) in changes.iter().zip(begun) {
+            batch = batch.max(self.queue_change(*change, resets, end));
+        }
         drop(turn);
-        let raised = match self.log.wait_until_durable(batch).await {
-            // Only now: a crash before would leave data without its key.
-            Ok(()) => self.renew(index, generation).await,
-            failed => failed,
-        };
-        self.merging.forget(index);
-        raised.map(|()| generation)
+        self.log.wait_until_durable(batch).await
+    }
+
+    /// Begins the upload of a zone's open piece, unless the zone is reset. Returns the number of its resets,
+    /// and its write pointer.
+    fn begin_change(self: &Rc<Self>, change: ZoneChange) -> (u64, u64) {
+        let index = change.zone();
+        let zone = &mut self.zones.borrow_mut()[index.0 as usize];
+        if !matches!(change, ZoneChange::Reset(_)) {
+            self.upload(zone, index);
+        }
+        (zone.resets, zone.write_pointer)
+    }
+
+    /// Puts a change into the next batch, and returns the batch; 0 for a flush of a zone that was reset
+    /// since.
+    fn queue_change(&self, change: ZoneChange, resets: u64, end: u64) -> u64 {
+        let index = change.zone();
+        let zone = &mut self.zones.borrow_mut()[index.0 as usize];
+        match change {
+            ZoneChange::Flush(_) if zone.resets != resets => return 0,
+            ZoneChange::Flush(_) => self.queue_pieces(zone, index, end),
+            ZoneChange::Finish(_) => {
+                self.queue_pieces(zone, index, u64::MAX);
+                zone.batch = self.log.push([Change::State { zone: index.0, state: State::Full }]);
+            }
+            ZoneChange::Reset(_) => {
+                zone.resets += 1;
+                if let Some(piece) = zone.open_piece.take() {
+                    self.open_pieces.borrow_mut().changed(index.0, piece.length(), 0);
+                }
+                // Pieces that are stored and in no batch are in no manifest ever; uploads that are in
+                // progress find that their zone was reset.
+                let stored = zone.pending.iter().filter(|piece| piece.ended.is_none() && !piece.is_queued);
+                let names =
+                    stored.map(|piece| Name::Piece(self.name(zone, index, piece.offset, piece.serial)));
+                self.garbage.add(names);
+                zone.pending.clear();
+                zone.notify_flushes();
+                zone.batch =
+                    self.log.push([Change::Reset { zone: index.0, generation: zone.generation + 1 }]);
+            }
+        }
+        zone.batch
+    }
+
+    /// Unlocks a zone that was finished or reset, and destroys the key of the earlier generations of one that
+    /// was reset.
+    ///
+    /// # Errors
+    /// The outcome of the change, and errors of the key store.
+    async fn end_change(&self, change: ZoneChange, mut outcome: Result<()>) -> Result<()> {
+        let index = change.zone();
+        match change {
+            ZoneChange::Flush(_) => {}
+            ZoneChange::Finish(_) => {
+                self.unlock_zone(index, |zone| {
+                    if outcome.is_ok() {
+                        (zone.state, zone.write_pointer) = (ZoneState::Full, zone.end);
+                        zone.pending.clear();
+                    }
+                });
+                self.note_finished(index);
+            }
+            ZoneChange::Reset(_) => {
+                let generation = self.zones.borrow()[index.0 as usize].generation + 1;
+                if outcome.is_ok() {
+                    // Only now: a crash before would leave data without its key.
+                    outcome = self.renew(index, generation).await;
+                }
+                self.unlock_zone(index, |zone| {
+                    if outcome.is_ok() {
+                        (zone.state, zone.generation) = (ZoneState::Empty, generation);
+                        (zone.write_pointer, zone.end) = (0, 0);
+                    }
+                });
+                self.merging.forget(index);
+            }
+        }
+        outcome
     }
 
     /// Waits until a change may be added to the manifests.

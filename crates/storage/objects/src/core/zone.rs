@@ -207,13 +207,14 @@ impl Core {
         self.with_unlocked_zone(index, open).await?
     }
 
-    /// Closes an open zone.
+    /// Closes an open zone, and ends its open piece: its memory is released by an upload.
     pub async fn close_zone(self: Rc<Self>, index: ZoneIndex) -> Result<()> {
         let close = |zone: &mut Zone| match zone.state {
             ZoneState::Closed => Ok(()),
             state if state.is_open() => {
                 zone.state = ZoneState::Closed;
                 self.limits.moved(state, ZoneState::Closed);
+                self.upload(zone, index);
                 Ok(())
             }
             state => Err(wrong_state(index, state)),
