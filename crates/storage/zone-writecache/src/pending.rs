@@ -277,4 +277,37 @@ mod tests {
         assert_eq!(pending.bytes(), 400);
         assert_eq!([0, 1, 4, 5, 7].map(|record| pending.bytes_after(record)), [400, 300, 200, 100, 0]);
     }
+
+    #[test]
+    fn finishes_and_resets_join_a_batch_whose_zones_have_no_later_operation() {
+        use Action::{Append, Finish, Reset};
+        let joins = BatchLimits {
+            bytes: 1000,
+            joins_epochs: true,
+            joins_finishes: true,
+            joins_resets: true,
+            closes: false,
+        };
+        let of = |operations: &[(Action, u32)]| {
+            let mut pending = list(&operations.iter().map(|(action, _)| (*action, 1)).collect::<Vec<_>>());
+            for (known, (_, zone)) in pending.list.iter_mut().zip(operations) {
+                known.entry.zone = ZoneIndex(*zone);
+            }
+            pending
+        };
+        let count = |limits, operations: &[(Action, u32)]| of(operations).next_batch(limits, 99, 0, |_| true);
+        let joined = |count| Some(Batch::Joined(count));
+        assert_eq!(
+            count(joins, &[(Append, 0), (Finish, 0), (Append, 1), (Reset, 2), (Append, 1)]),
+            joined(5)
+        );
+        assert_eq!(count(joins, &[(Finish, 0), (Append, 1), (Reset, 0)]), joined(2), "finished, then reset");
+        assert_eq!(count(joins, &[(Reset, 0), (Append, 0)]), joined(1), "appended to after its reset");
+        assert_eq!(count(joins, &[(Append, 0), (Reset, 0)]), joined(1), "reset after an append");
+        let own = BatchLimits { joins_resets: false, ..joins };
+        assert_eq!(count(own, &[(Finish, 0), (Reset, 1)]), joined(1), "a reset that may be refused");
+        assert_eq!(count(own, &[(Reset, 1)]), Some(Batch::Barrier));
+        let many: Vec<_> = (0..MAX_CHANGED as u32 + 9).map(|zone| (Finish, zone)).collect();
+        assert_eq!(count(joins, &many), joined(MAX_CHANGED));
+    }
 }
