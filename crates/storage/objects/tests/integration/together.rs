@@ -83,7 +83,7 @@ fn changes_together_are_found_as_a_whole_after_a_crash_at_any_request() {
     assert!(seen.is_sorted() && seen.first() == Some(&0) && seen.contains(&ROUNDS), "{seen:?}");
 }
 
-/// A call that is dropped goes on to its end, and leaves no zone locked.
+/// A call that is dropped is carried out, and leaves no zone locked.
 #[test]
 fn a_dropped_call_changes_all_of_its_zones() {
     world(1, |bucket| async move {

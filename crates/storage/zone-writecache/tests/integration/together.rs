@@ -135,7 +135,7 @@ async fn work(handle: Rc<dyn Zones>, model: Rc<RefCell<Model>>, seed: u64) {
     }
 }
 
-/// What a power cut leaves: the bucket, the fast device, and the states before; the buckets before each
+/// State after a power cut: the bucket, the fast device, and the states before; the buckets before each
 /// request that may change it.
 struct Left {
     objects: Objects,
@@ -244,7 +244,7 @@ fn bucket_alone(seed: u64, objects: Objects, model: &Model) -> usize {
     model.find(&zones).unwrap_or_else(|| panic!("seed {seed}: the bucket was never in this state: {zones:?}"))
 }
 
-/// Everything that was left reaches the bucket.
+/// All that was left reaches the bucket.
 fn drained(seed: u64, left: Left) {
     let model = left.model.clone();
     let zones = world(seed, move |bucket| async move {
