@@ -185,8 +185,8 @@ fn run(seed: u64, left: Option<Left>, trouble: Trouble) -> Left {
         let model = Rc::new(RefCell::new(model));
         if how == How::Again {
             // The state after the last flush, or a later one.
-            let mut known = model.borrow_mut();
             let zones = handle.report(ZoneIndex(0), ZONES).await.unwrap();
+            let mut known = model.borrow_mut();
             let fits = |state: &&Vec<Zone>| {
                 state.iter().zip(&zones).all(|(zone, report)| {
                     let full = report.state == ZoneState::Full;
