@@ -54,17 +54,19 @@ impl Core {
         }
     }
 
-    /// Drains, until nothing has become durable at the origin for [`MAX_STALL`].
+    /// Drains, until the origin has taken no append and nothing has become durable there for [`MAX_STALL`]:
+    /// over a slow link one batch takes longer.
     async fn drain_while_it_progresses(&self) -> Result<()> {
+        let progress = || (self.superblock.get().tail, self.counters.uploaded_bytes.get());
         let mut drain = pin!(self.drain());
         loop {
-            let before = self.superblock.get().tail;
+            let before = progress();
             match runtime::timeout(MAX_STALL, drain.as_mut()).await {
                 Ok(outcome) => return outcome,
-                Err(_elapsed) if self.superblock.get().tail != before => {}
+                Err(_elapsed) if progress() != before => {}
                 Err(_elapsed) => {
                     return Err(Error::timed_out(format!(
-                        "uploading to the origin before the close: nothing became durable there for {} s; the rest stays on \
+                        "uploading to the origin before the close: it took nothing for {} s; the rest stays on \
                          the fast device",
                         MAX_STALL.as_secs()
                     )));

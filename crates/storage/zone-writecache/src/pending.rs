@@ -2,7 +2,7 @@
 
 use crate::format::{Action, Entry, Header, Position};
 use runtime::Instant;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// Number of pending operations at which appends wait; it bounds their memory.
 pub const MAX_PENDING: usize = 1 << 16;
@@ -159,7 +159,8 @@ impl PendingList {
         let mut count = 0;
         let mut bytes = 0;
         let mut epoch = None;
-        let (mut appended, mut changed) = (Vec::new(), Vec::new());
+        // Ordered: a batch may have thousands of zones.
+        let (mut appended, mut changed) = (BTreeSet::new(), BTreeSet::new());
         for Pending { entry, flush_epoch, .. } in
             self.list.iter().skip(skip).take_while(|op| op.record <= durable)
         {
@@ -178,7 +179,7 @@ impl PendingList {
                 if changed.len() == MAX_CHANGED {
                     break;
                 }
-                changed.push(entry.zone);
+                changed.insert(entry.zone);
             }
             if entry.action == Action::Append {
                 let other_epoch = epoch.is_some_and(|epoch| epoch != *flush_epoch);
@@ -187,9 +188,7 @@ impl PendingList {
                 }
                 epoch = Some(*flush_epoch);
                 bytes += entry.length();
-                if !appended.contains(&entry.zone) {
-                    appended.push(entry.zone);
-                }
+                appended.insert(entry.zone);
             }
             count += 1;
         }

@@ -148,11 +148,10 @@ impl Core {
 
     /// Waits until no read of the origin is in progress of the zones that are reset.
     pub async fn wait_until_unread(&self, changes: &[ZoneChange]) {
-        for change in changes {
-            if let ZoneChange::Reset(zone) = change {
-                self.read_cache.wait_until_fetches_ended(*zone).await;
-            }
-        }
+        let resets = changes.iter().filter(|change| matches!(change, ZoneChange::Reset(_)));
+        // At the same time: each wait has a limit, and a batch has many resets.
+        let waits = resets.map(|change| self.read_cache.wait_until_fetches_ended(change.zone()));
+        runtime::join_all(waits).await;
     }
 
     /// Makes the appends to these zones durable at the origin, and changes zones. No fetches of a zone that

@@ -25,4 +25,5 @@ mod rewind;
 mod servers;
 mod sizes;
 mod stores;
+mod together;
 mod worlds;

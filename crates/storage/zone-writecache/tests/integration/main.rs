@@ -13,6 +13,7 @@ mod recovery;
 mod stalls;
 mod suite;
 mod time;
+mod together;
 mod uploads;
 mod writers;
 

@@ -2,6 +2,7 @@
 
 use crate::ack::in_bucket;
 use crate::bucket::{How, bucket_options, empty_disk, open_cache, world};
+use crate::crash_disk::CrashDisk;
 use crate::options;
 use crate::promises::{KIB, filled, text};
 use block::{DevicePart, EraseGuarantee, Part, ZoneIndex, ZoneState, Zones, ZonesPart};
@@ -12,7 +13,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use zone_writecache::ZoneWriteCachePart;
+use zone_writecache::{MaxLag, Options, ZoneWriteCachePart};
 
 const ZONE: usize = 256 * KIB;
 
@@ -165,6 +166,70 @@ fn nothing_overtakes_a_reset_that_is_refused() {
         assert_eq!(text(&*cache, "state").await, "\"writing\"");
         let reports = cache.open().await.unwrap().report(ZoneIndex(0), 10).await.unwrap();
         assert_eq!((reports[1].generation, reports[9].state), (2, ZoneState::Full));
+        cache.close().await.unwrap();
+    });
+}
+
+/// Opens a new cache with a lag of 4 MiB, of which 1 MiB begins an upload.
+async fn open_with_lag(memory: u64) -> Arc<ZoneWriteCachePart> {
+    let of_bucket = bucket_options(true);
+    let settings = objects::Settings { memory, ..of_bucket.settings };
+    let volume = ObjectsPart::find(objects::Options { settings, ..of_bucket }).await.unwrap();
+    let max_lag = MaxLag { bytes: 4 << 20, age: Duration::from_secs(5) };
+    let fast = Arc::new(CrashDisk::new(32 << 20, 4096, true));
+    let cache = ZoneWriteCachePart::open(fast, Arc::new(volume), Options { max_lag, ..options(true) }).await;
+    let cache = Arc::new(cache.unwrap());
+    cache.message("flush").await.unwrap();
+    cache
+}
+
+/// Finishes and resets don't end the pieces of the other zones. Four zones are written in turn, and each is
+/// finished when the others are full in part. A zone of 256 KiB has two pieces of 128 KiB, and one more where
+/// a batch ends.
+#[test]
+fn zones_that_are_written_side_by_side_need_few_objects() {
+    world(5, |bucket| async move {
+        let cache = open_with_lag(1 << 20).await;
+        let handle = cache.open().await.unwrap();
+        let puts = |part: &str| {
+            let is_put = |(method, key): &&(String, String)| method == "PUT" && key.contains(part);
+            bucket.asked.borrow().iter().filter(is_put).count()
+        };
+        let before = (puts("/zones/"), puts("/manifest/"));
+        // Zones that are open, with the number of their appends.
+        let (mut open, mut next) = ([(0, 0), (1, 1), (2, 2), (3, 3)], 4);
+        while next < 24 {
+            for (zone, appends) in &mut open {
+                handle.append(ZoneIndex(*zone), filled(*zone as u8, 64 * KIB)).await.unwrap();
+                *appends += 1;
+                if *appends == ZONE / (64 * KIB) {
+                    handle.finish(ZoneIndex(*zone)).await.unwrap();
+                    if let Some(old) = zone.checked_sub(8) {
+                        handle.reset(ZoneIndex(old), EraseGuarantee::None).await.unwrap();
+                    }
+                    (*zone, *appends, next) = (next, 0, next + 1);
+                }
+            }
+        }
+        cache.message("flush").await.unwrap();
+        let (pieces, manifests) = (puts("/zones/") - before.0, puts("/manifest/") - before.1);
+        println!("{pieces} pieces, {manifests} manifests");
+        assert!(pieces <= 56 && manifests <= 10, "{pieces} pieces, {manifests} manifests");
+        drop(handle);
+        cache.close().await.unwrap();
+    });
+}
+
+/// A slow store that takes pieces all the time isn't one that has stopped: two pieces are uploaded at a time.
+#[test]
+fn a_close_that_uploads_everything_goes_on_while_the_store_takes_pieces() {
+    world(6, |bucket| async move {
+        let cache = open_with_lag(256 << 10).await;
+        let handle = cache.open().await.unwrap();
+        bucket.latency.set(Duration::from_secs(9));
+        fill(&handle, 0..15).await;
+        drop(handle);
+        cache.message("flush_on_suspend").await.unwrap();
         cache.close().await.unwrap();
     });
 }
