@@ -7,27 +7,25 @@ use crate::pending::Pending;
 use block::{Data, EraseGuarantee, Error, Payload, Result, ZoneAddress, ZoneChange, ZoneIndex, ZoneReport};
 use std::collections::BTreeMap;
 
-/// Limit of an append to the origin that joins several appends of users, in bytes.
+/// Limit of an append to the origin that joins several appends of users, and of their part of the log, in
+/// bytes.
 const MAX_JOINED: u64 = 1 << 20;
 /// Number of zones that are appended to at a time.
 const MAX_ZONES_AT_ONCE: usize = 4;
-/// Number of reads of the log at a time, each of at most [`MAX_JOINED`] and what lies between: one after the
-/// other takes as long as a request to a bucket nearby.
-const MAX_READS: usize = 8;
+/// Number of reads of the log at a time, each of at most [`MAX_JOINED`]: one after the other they take as
+/// long as requests to a bucket nearby.
+const MAX_READS: usize = 4;
 /// Bytes of the log that are read for a byte of appends, where several are read at once.
 const MOST_READ: u64 = 2;
 /// Number of zones that are reported with one call.
 const ZONES_OF_REPORT: u32 = 4096;
 
-/// Consecutive appends of a zone, joined to chunks of at most `most` bytes each, or of one append.
+/// Consecutive appends of a zone, joined to chunks of at most `most` bytes of the log each, what lies between
+/// included, or of one append.
 fn joined(appends: &[Pending], most: u64) -> Vec<&[Pending]> {
     let (mut chunks, mut rest) = (Vec::new(), appends);
-    while !rest.is_empty() {
-        let mut bytes = 0;
-        let fits = rest.iter().take_while(|append| {
-            bytes += append.entry.length();
-            bytes <= most
-        });
+    while let Some(first) = rest.first() {
+        let fits = rest.iter().take_while(|append| append.data + append.entry.length() - first.data <= most);
         let (chunk, others) = rest.split_at(fits.count().max(1));
         chunks.push(chunk);
         rest = others;
@@ -77,6 +75,8 @@ impl Core {
             for (chunk, payload) in chunks.iter().zip(payloads.await) {
                 let Entry { zone, offset, .. } = chunk[0].entry;
                 self.send(ZoneAddress::new(zone.0, offset), payload?, most as usize).await?;
+                // Copying takes as long as some writes of users.
+                runtime::yield_now().await;
             }
         }
         // No other append of the batch follows: the zone's upload begins before those of other zones.

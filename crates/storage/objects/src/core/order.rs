@@ -5,8 +5,8 @@
 //!   bucket never has one without those. Their uploads run at the same time. Without it a slow upload delays
 //!   its own zone alone.
 //! - The end of a turn wakes the change whose turn it is then, and no other.
-//! - A finish and a reset take their turn once they have locked their zone, and a flush locks none. So no
-//!   turn waits for a zone, and none for a later turn.
+//! - Finishes and resets take their turn once all their zones are locked, and flushes lock none. So no turn
+//!   waits for a zone, and none for a later turn.
 //!
 //! Left to others: uploads before the turn, the manifest after it (`commit`).
 
