@@ -45,6 +45,9 @@ const ATTEMPTS: u32 = 3;
 /// Rounds of the fence, and most numbers of one: a writer creates fewer in the time of three requests.
 const ROUNDS: u32 = 32;
 const MAX_WINDOW: u64 = 64;
+/// Listings that have to show an epoch without a base: each may show an earlier moment, and such an epoch is
+/// rare. Without this a volume could be taken for one whose creation hasn't ended.
+const LISTINGS: u32 = 6;
 /// Pause before another listing, after one that shows an earlier moment.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -89,7 +92,7 @@ pub(crate) struct Opened {
     pub was_unclean: bool,
 }
 
-/// EpochState of an epoch.
+/// State of an epoch.
 pub(crate) struct Loaded {
     /// Last manifest that belongs to the state.
     pub manifest: Manifest,
@@ -105,7 +108,7 @@ pub(crate) enum Proof {
     Fenced,
 }
 
-/// EpochState by the last manifest of an epoch.
+/// State by the last manifest of an epoch.
 pub(crate) enum EpochState {
     Loaded(Box<Loaded>),
     /// The epoch has no base: the state is that of the epoch before, which its claim names.
@@ -311,8 +314,18 @@ pub(crate) async fn fence(manifests: &Manifests, identity: &Identity, mut newest
 
 /// Reads the end of an epoch. Its writer may delete what is read; then this fails.
 pub(crate) async fn end_of(manifests: &Manifests, epoch: u32, is_replaced: bool) -> Result<EpochEnd> {
-    let numbers = manifests.numbers(epoch).await?;
-    let newest = manifests.newest(epoch, &numbers).await?;
+    let list = async || {
+        let numbers = manifests.numbers(epoch).await?;
+        manifests.newest(epoch, &numbers).await
+    };
+    let mut newest = list().await?;
+    for _ in 1..LISTINGS {
+        if newest.number != 0 {
+            break;
+        }
+        runtime::sleep(PAUSE).await;
+        newest = list().await?;
+    }
     let state = load_or_replace(manifests, &newest, is_replaced).await?;
     Ok(EpochEnd { epoch, newest, state })
 }
