@@ -20,14 +20,16 @@ const SPIN_LIMIT: Duration = Duration::from_micros(10);
 
 /// A call, which begins when it is first polled or when a thread waits for it
 /// ([`blocking`](Self::blocking)). Dropping it afterwards ends the waiting, not the call: a write that has
-/// begun takes effect.
+/// begun takes effect. Polled again after it has returned its result, it fails with [`Error::Invalid`].
 #[must_use = "a call does nothing until it is awaited, or waited for with `blocking`"]
 pub struct Pending<T>(State<T>);
 
 enum State<T> {
     Call(Call<T>),
     Other(Pin<Box<dyn Future<Output = Result<T>> + Send>>),
-    Failed(Option<Error>),
+    Failed(Error),
+    /// The result was taken.
+    Ended,
 }
 
 /// A call of one shard. It keeps the service open.
@@ -114,7 +116,7 @@ impl<T: Send + 'static> Pending<T> {
 
     /// Returns a call that fails.
     pub fn failed(error: Error) -> Self {
-        Pending(State::Failed(Some(error)))
+        Pending(State::Failed(error))
     }
 
     pub(super) fn call<Fut>(
@@ -231,13 +233,20 @@ impl<T: Send + 'static> Future for Pending<T> {
     type Output = Result<T>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
-        match &mut self.get_mut().0 {
+        let state = &mut self.get_mut().0;
+        let result = match state {
             State::Call(call) => call.poll(context),
             State::Other(future) => future.as_mut().poll(context),
-            State::Failed(error) => Poll::Ready(Err(error
-                .take()
-                .unwrap_or_else(|| Error::invalid("a call was polled after its end")))),
+            State::Failed(error) => Poll::Ready(Err(error.clone())),
+            State::Ended => Poll::Ready(Err(Error::invalid(
+                "a call that has returned its result was polled again; expected one use of its result; make another call",
+            ))),
+        };
+        // A call whose answer was taken looks like one whose shard has ended, which would wait for the reason.
+        if result.is_ready() {
+            *state = State::Ended;
         }
+        result
     }
 }
 
