@@ -104,8 +104,9 @@ fn run_tests(arguments: &Arguments, programs: &[Program], limits: Limits) -> Res
     let results = schedule::run_all(&tests, arguments.jobs(processors), limits, &note);
     let summary = Summary::of(&results);
     summary.print();
-    // A number of seeds has no budget, and so no shares.
-    let has_all_shares = arguments.is_whole() && variable("SILTSTONE_SEEDS").is_none();
+    // Seeds that are asked for have no budget, and so no shares.
+    let asks_for_seeds = ["SILTSTONE_SEED", "SILTSTONE_SEEDS"].iter().any(|name| variable(name).is_some());
+    let has_all_shares = arguments.is_whole() && !asks_for_seeds;
     Ok(summary.judge(has_all_shares))
 }
 

@@ -5,7 +5,7 @@
 
 use crate::world::{Setup, checked, empty, zones};
 use block::{Data, Error, Part};
-use conformance::budget::Budget;
+use conformance::Seeds;
 use fs::broken::{Broken, with_broken};
 use fs::core::Core;
 use fs::metadata::change::Attributes;
@@ -360,15 +360,7 @@ fn operations_in_directories_that_become_striped_are_there_as_a_whole_or_not_at_
 }
 
 fn hold(stripe_above: u64) {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
-    let first = number("SILTSTONE_SEED").unwrap_or(1);
-    println!("SILTSTONE_SEED={first}");
-    let asked = number("SILTSTONE_SEEDS").or(number("SILTSTONE_SEED").map(|_| 1));
-    let budget = Budget::of(2);
-    for seed in first..first + asked.unwrap_or(600) {
-        if asked.is_none() && !budget.allows_more(600) {
-            break;
-        }
+    for seed in Seeds::within(2, 600) {
         world(seed, stripe_above).unwrap_or_else(|error| panic!("SILTSTONE_SEED={seed}: {error}"));
     }
 }

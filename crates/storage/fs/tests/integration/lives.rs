@@ -9,7 +9,7 @@
 use crate::model::{Bytes, Model, Operation, Shown, View, apply, draw, is_alike, is_of_medium, view_of};
 use crate::world::{Files, Setup, checked, empty, zones};
 use block::{Error, Part};
-use conformance::budget::Budget;
+use conformance::Seeds;
 use fs::names::namespace::Renaming;
 use fs::{File, FileSystem, OpenOptions};
 use runtime::{Random, SimulatedFaults, Simulation};
@@ -688,18 +688,9 @@ pub fn lives(seed: u64, draw: impl Fn(&mut Random) -> Setup, may_fail: bool) -> 
     Ok(())
 }
 
-/// Runs as many seeds as the shares of time allow, or `SILTSTONE_SEEDS` seeds beginning with
-/// `SILTSTONE_SEED`.
+/// Runs as many seeds as the shares of time allow.
 fn hold(shares: u32, usual: u64, draw: impl Fn(&mut Random) -> Setup + Copy, may_fail: bool) {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
-    let first = number("SILTSTONE_SEED").unwrap_or(1);
-    println!("SILTSTONE_SEED={first}");
-    let asked = number("SILTSTONE_SEEDS").or(number("SILTSTONE_SEED").map(|_| 1));
-    let budget = Budget::of(shares);
-    for seed in first..first + asked.unwrap_or(usual) {
-        if asked.is_none() && !budget.allows_more(usual) {
-            break;
-        }
+    for seed in Seeds::within(shares, usual) {
         lives(seed, draw, may_fail).unwrap_or_else(|error| panic!("{error}"));
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::world::{INODE_GROUPS, Setup, checked, empty, zones};
 use block::{Error, Part};
-use conformance::budget::Budget;
+use conformance::Seeds;
 use fs::broken::{Broken, with_broken};
 use fs::metadata::change::Attributes;
 use fs::metadata::directory::Entry;
@@ -315,14 +315,7 @@ fn cut(seed: u64) -> Result<(), String> {
 
 #[test]
 fn names_that_were_durable_are_there_whenever_the_power_is_cut_while_they_are_copied() {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
-    let first = number("SILTSTONE_SEED").unwrap_or(1);
-    let asked = number("SILTSTONE_SEEDS").or(number("SILTSTONE_SEED").map(|_| 1));
-    let budget = Budget::of(2);
-    for seed in first..first + asked.unwrap_or(200) {
-        if asked.is_none() && !budget.allows_more(200) {
-            break;
-        }
+    for seed in Seeds::within(2, 200) {
         cut(seed).unwrap_or_else(|error| panic!("SILTSTONE_SEED={seed}: {error}"));
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::real::payload;
 use block::{Data, Error};
-use conformance::budget::Budget;
+use conformance::Seeds;
 use object_store::testing::{Bucket, Faults, client, simulated};
 use object_store::{Condition, Limits, Put, Store};
 use std::collections::BTreeMap;
@@ -142,19 +142,9 @@ async fn check_listing(store: &Store, bucket: &Bucket, written: &BTreeMap<String
     assert!(bucket.objects.borrow().is_empty());
 }
 
-/// Runs a test in the worlds that fit its budget. `SILTSTONE_SEED` sets the first one, and `SILTSTONE_SEEDS`
-/// their number, without a budget.
+/// Runs a test in the worlds that fit its budget.
 fn worlds<Fut: Future<Output = ()> + 'static>(test: impl Fn(Rc<Bucket>) -> Fut + Copy + 'static) {
-    const SEEDS: u64 = 10_000;
-    let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
-    let first = number("SILTSTONE_SEED").unwrap_or(1);
-    let asked = number("SILTSTONE_SEEDS").or(number("SILTSTONE_SEED").map(|_| 1));
-    let budget = Budget::of(4);
-    for seed in first..first + asked.unwrap_or(SEEDS) {
-        if asked.is_none() && !budget.allows_more(SEEDS) {
-            break;
-        }
-        println!("SILTSTONE_SEED={seed}");
+    for seed in Seeds::within(4, 10_000) {
         simulated(seed, move || async move {
             let bucket = Bucket::start(drawn(&mut runtime::Random::new(seed)));
             test(bucket).await;

@@ -2,7 +2,7 @@
 
 use crate::common::{append, create, handle, options, read, reopen, world};
 use block::{EraseGuarantee, Error, Part, ZoneIndex, ZoneState};
-use conformance::budget::Budget;
+use conformance::Seeds;
 use object_store::testing::{Bucket, Faults};
 use objects::ObjectsPart;
 use std::cell::RefCell;
@@ -182,16 +182,7 @@ fn drawn(seed: u64) -> Faults {
 
 #[test]
 fn no_acknowledged_flush_is_lost_to_another_writer() {
-    let (first, seeds) = match std::env::var("SILTSTONE_SEED") {
-        Ok(seed) => (seed.parse().unwrap(), 1),
-        Err(_) => (1, if conformance::budget::is_long() { 100_000 } else { 10_000 }),
-    };
-    let budget = Budget::of(3);
-    for seed in first..first + seeds {
-        if seeds > 1 && !budget.allows_more(seeds) {
-            break;
-        }
-        println!("SILTSTONE_SEED={seed}");
+    for seed in Seeds::within(3, if conformance::budget::is_long() { 100_000 } else { 10_000 }) {
         world(seed, move |bucket| async move {
             let lost = race(bucket, drawn(seed)).await;
             assert!(lost.is_empty(), "seed {seed}: acknowledged and lost: {lost:?}");

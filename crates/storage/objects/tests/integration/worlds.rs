@@ -10,7 +10,7 @@ use block::{
     Buffer, Data, EraseGuarantee, Error, Part, ZoneAddress, ZoneIndex, ZoneReport, ZoneState, Zones,
     ZonesPart,
 };
-use conformance::budget::Budget;
+use conformance::Seeds;
 use object_store::testing::{Bucket, Faults};
 use objects::{ObjectsPart, Options, Settings};
 use runtime::Random;
@@ -359,20 +359,8 @@ async fn live(bucket: Rc<Bucket>, seed: u64, settings: Settings) -> u64 {
 
 #[test]
 fn worlds_keep_what_was_acknowledged() {
-    let (first, seeds) = match std::env::var("SILTSTONE_SEED") {
-        Ok(seed) => (
-            seed.parse().unwrap(),
-            std::env::var("SILTSTONE_SEEDS").map_or(1, |count| count.parse().unwrap()),
-        ),
-        Err(_) => (1, if conformance::budget::is_long() { 100_000 } else { 10_000 }),
-    };
-    let budget = if std::env::var("SILTSTONE_SEED").is_ok() { Budget::unlimited() } else { Budget::of(8) };
     let (mut worlds, merged) = (0, Rc::new(Cell::new(0)));
-    for seed in first..first + seeds {
-        if !budget.allows_more(seeds) {
-            break;
-        }
-        println!("SILTSTONE_SEED={seed}");
+    for seed in Seeds::within(8, if conformance::budget::is_long() { 100_000 } else { 10_000 }) {
         let count = merged.clone();
         world(seed, move |bucket| async move {
             let grace = Duration::from_secs([1, 10, 60][seed as usize % 3]);

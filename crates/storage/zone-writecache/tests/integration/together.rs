@@ -6,6 +6,7 @@ use crate::bucket::{How, bucket_options, empty_disk, open_cache, world};
 use crate::crash_disk::CrashDisk;
 use crate::promises::{filled, read};
 use block::{DevicePart, EraseGuarantee, Part, ZoneAddress, ZoneIndex, ZoneState, Zones, ZonesPart};
+use conformance::Seeds;
 use layers::fault::{FaultDevicePart, parse_rules};
 use object_store::testing::{Faults, Stored};
 use objects::ObjectsPart;
@@ -265,9 +266,9 @@ fn drained(seed: u64, left: Left) {
 
 #[test]
 fn the_bucket_is_a_prefix_and_nothing_flushed_is_lost() {
-    let seeds = if conformance::budget::is_long() { 300 } else { 3 };
-    let (mut states, mut together) = (0, 0);
-    for seed in 1..=seeds {
+    let (mut tried, mut states, mut together) = (0, 0, 0);
+    for seed in Seeds::of(if conformance::budget::is_long() { 300 } else { 3 }) {
+        tried += 1;
         let trouble = [Trouble::None, Trouble::Store, Trouble::FastDevice][seed as usize % 3];
         let mut left = None;
         for life in 0..2 {
@@ -286,5 +287,5 @@ fn the_bucket_is_a_prefix_and_nothing_flushed_is_lost() {
         drained(seed, left.unwrap());
     }
     println!("{states} states, {together} with several operations");
-    assert!(states > 10 && together > 10, "{states} {together}: the seeds show nothing");
+    assert!(tried < 3 || states > 10 && together > 10, "{states} {together}: the seeds show nothing");
 }

@@ -4,6 +4,7 @@
 use crate::bucket::{bucket_options, world};
 use crate::{copy_of, fast_device, options};
 use block::{Buffer, Data, DevicePart, Error, Part, Payload, Result, ZoneAddress, ZoneIndex, ZonesPart};
+use conformance::Seeds;
 use layers::fault::{FaultDevicePart, parse_rules};
 use object_store::Limits;
 use object_store::testing::{Asked, Bucket};
@@ -420,7 +421,7 @@ fn a_claim_between_the_comparison_and_the_own_claim_fails_the_opening() {
 /// Random delays of all requests.
 #[test]
 fn requests_of_two_openings_in_any_order_leave_one_writer() {
-    for seed in 1..=if conformance::budget::is_long() { 3000 } else { 60 } {
+    for seed in Seeds::of(if conformance::budget::is_long() { 3000 } else { 60 }) {
         let mut random = runtime::Random::new(seed);
         let mut delays =
             || (0..60).map(|_| Duration::from_millis(random.below(8) * 1000)).collect::<Vec<_>>();
