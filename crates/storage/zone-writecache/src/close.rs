@@ -77,7 +77,7 @@ impl Core {
 
     /// Makes the log durable, and records a clean stop. The next open begins at a checkpoint of the cut.
     async fn end_log(&self) -> Result<()> {
-        self.make_durable(self.log.completed.get()).await?;
+        self.make_durable(self.log.completed()).await?;
         let Superblock { tail, checkpoint_at, .. } = self.superblock.get();
         if tail != checkpoint_at && self.health.check_conflict().is_ok() {
             checkpoint::write(self).await?;

@@ -15,9 +15,10 @@
 //! 3. The others are read through the read cache (`cached_reads`), or from the origin.
 
 use crate::counters::{Counters, count};
-use crate::format::{Action, Entry, Position, Superblock};
+use crate::format::{Action, Entry, Superblock};
 use crate::index::{Index, Piece};
 use crate::layout::Layout;
+use crate::log::Log;
 use crate::pending::{MAX_CHANGES, MAX_PENDING, PendingList};
 use crate::queue::Queue;
 use crate::read_cache::ReadCache;
@@ -43,50 +44,6 @@ use zones::record::keyed_sum;
 
 /// Limit of the bytes of appends that wait for the fast device, and of the record in flight.
 const QUEUE_BYTES: u64 = 8 << 20;
-
-/// Positions of the log.
-#[derive(Debug, Default)]
-pub struct Log {
-    /// Address and number of the next record.
-    pub head: Cell<Position>,
-    /// Number of the last record that was written; all earlier ones were written as well.
-    pub completed: Cell<u64>,
-    /// Number of a record up to which all records are durable.
-    pub durable: Cell<u64>,
-    /// Number of flushes by users.
-    pub flush_epoch: Cell<u64>,
-    /// Whether a record was formed since the last flush by a user.
-    is_epoch_used: Cell<bool>,
-    is_flushing: Cell<bool>,
-    flushed: Notify,
-}
-
-impl Log {
-    /// Continues after recovery.
-    pub fn new(head: Position, flush_epoch: u64) -> Self {
-        let last = head.record - 1;
-        Log {
-            head: Cell::new(head),
-            completed: Cell::new(last),
-            durable: Cell::new(last),
-            flush_epoch: Cell::new(flush_epoch),
-            ..Log::default()
-        }
-    }
-
-    /// Returns the flush epoch of a record that is formed now.
-    pub fn add_record(&self) -> u64 {
-        self.is_epoch_used.set(true);
-        self.flush_epoch.get()
-    }
-
-    /// Ends the flush epoch: records that are formed later follow a flush.
-    fn end_epoch(&self) {
-        if self.is_epoch_used.replace(false) {
-            self.flush_epoch.set(self.flush_epoch.get() + 1);
-        }
-    }
-}
 
 /// Failures that end changes, and the begin of a close.
 #[derive(Debug, Default)]
@@ -409,7 +366,7 @@ impl Core {
         self.health.check_conflict()?;
         self.log.end_epoch();
         count(&self.counters.flushes, 1);
-        let record = self.log.completed.get();
+        let record = self.log.completed();
         self.make_durable(record).await?;
         self.health.check_conflict().map(|()| record)
     }
@@ -448,7 +405,7 @@ impl Core {
     pub async fn make_durable(&self, record: u64) -> Result<()> {
         loop {
             self.health.check_device()?;
-            if self.log.durable.get() >= record {
+            if self.log.durable() >= record {
                 return Ok(());
             }
             if self.log.is_flushing.get() {
@@ -456,7 +413,7 @@ impl Core {
                 continue;
             }
             self.log.is_flushing.set(true);
-            let covered = self.log.completed.get();
+            let covered = self.log.completed();
             let outcome = match self.fast.geometry().volatile_cache {
                 true => self.fast.flush().await,
                 false => Ok(()),
@@ -464,7 +421,7 @@ impl Core {
             count(&self.counters.fast_flushes, 1);
             self.log.is_flushing.set(false);
             match outcome {
-                Ok(()) => self.log.durable.set(self.log.durable.get().max(covered)),
+                Ok(()) => self.log.note_durable(covered),
                 // The data of a failed flush may be lost, whatever a later flush returns.
                 Err(error) => self.fail(&error.in_context("flushing it")),
             }
@@ -493,7 +450,7 @@ impl Core {
     /// # Errors
     /// The first error of the origin since the call began; errors that end the uploads.
     pub async fn drain(&self) -> Result<()> {
-        let target = self.log.completed.get();
+        let target = self.log.completed();
         self.demand.target.set(self.demand.target.get().max(target));
         self.health.origin_error.replace(None);
         self.demand.changed.notify_all();

@@ -25,6 +25,7 @@ mod counters;
 mod format;
 mod index;
 mod layout;
+mod log;
 mod message;
 mod opening;
 mod part;

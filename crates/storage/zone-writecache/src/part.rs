@@ -1,9 +1,10 @@
 //! The write cache of zones as a part, and its handles: each call is carried out on the home shard, to its
 //! end.
 
-use crate::core::{Core, Demand, Health, Log};
+use crate::core::{Core, Demand, Health};
 use crate::counters::Counters;
 use crate::format::Position;
+use crate::log::Log;
 use crate::message::Message;
 use crate::queue::Queue;
 use crate::read_cache::ReadCache;
@@ -168,7 +169,7 @@ impl Core {
         let superblock = self.superblock.get();
         let (lag_bytes, lag_age) = self.lag();
         let Position { address: head, record, .. } = self.log.head.get();
-        let unflushed = record - 1 - self.log.durable.get().min(record - 1);
+        let unflushed = record - 1 - self.log.durable().min(record - 1);
         status.extend(self.state());
         status.insert("uuid".into(), superblock.identity.uuid.to_string().into());
         status.insert("lag_bytes".into(), lag_bytes.into());

@@ -46,7 +46,7 @@ impl Core {
         let awaited = if ended.is_ok() { self.upload_progress.awaited() } else { Duration::ZERO };
         let has_error = self.health.origin_error.borrow().is_some() || self.upload_progress.has_failed();
         let pending = self.pending.borrow();
-        let unflushed = pending.bytes_after(self.log.durable.get()) + self.queue.bytes();
+        let unflushed = pending.bytes_after(self.log.durable()) + self.queue.bytes();
         let superblock = self.superblock.get();
         let mut status = Status::new();
         let word = state(device.is_ok(), ended.is_err(), has_error, awaited);

@@ -70,7 +70,7 @@ impl Core {
     pub async fn write_superblock(&self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
         let mut new = self.superblock.get();
         new.sequence += 1;
-        new.durable = new.durable.max(self.log.durable.get());
+        new.durable = new.durable.max(self.log.durable());
         change(&mut new);
         write(&*self.fast, &self.layout, &new).await?;
         self.superblock.set(new);

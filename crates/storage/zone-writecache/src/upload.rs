@@ -175,14 +175,14 @@ impl Uploader {
         }
         if self.sent.is_empty() {
             // Everything that is pending now is uploaded without further waits.
-            core.demand.target.set(core.demand.target.get().max(core.log.completed.get()));
+            core.demand.target.set(core.demand.target.get().max(core.log.completed()));
         }
-        let completed = core.log.completed.get();
+        let completed = core.log.completed();
         // A flush would be in vain while nothing may be sent.
         self.batch(completed)?;
         // After a failure of the fast device the durable records are uploaded.
         let _ = core.make_durable(completed).await;
-        self.batch(core.log.durable.get())
+        self.batch(core.log.durable())
     }
 
     /// Returns the next batch that may be sent, of the records up to `last`.

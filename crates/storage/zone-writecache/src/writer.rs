@@ -54,21 +54,28 @@ impl Core {
         let length = header_bytes(queued.len(), block) + data.next_multiple_of(block);
         let at = self.space_for(length).await?;
         let Position { record, .. } = self.log.head.get();
+        let (flush_epoch, follows_flush) = self.log.add_record();
+        // Users who flushed before it will flush it as well. One durable write is faster than a write and a
+        // flush after it.
+        let durability = match follows_flush && self.fast.geometry().volatile_cache {
+            true => Durability::Durable,
+            false => Durability::Visible,
+        };
         let header = Header {
             epoch: self.superblock.get().epoch,
             record,
             address: at,
-            durable: self.log.durable.get(),
-            flush_epoch: self.log.add_record(),
+            durable: self.log.durable(),
+            flush_epoch,
             written: runtime::wall_clock().as_millis() as u64,
             entries: queued.iter().map(|queued| queued.entry).collect(),
         };
         let payload = self.encode(&header, queued, length);
         let mut attempt = 1;
         loop {
-            match self.fast.write(self.layout.log_block(at), payload.clone(), Durability::Visible).await {
+            match self.fast.write(self.layout.log_block(at), payload.clone(), durability).await {
                 Ok(()) => break,
-                Err(error) if attempt < ATTEMPTS => {
+                Err(error) if attempt < ATTEMPTS && self.may_repeat(record, durability) => {
                     tracing::warn!("record {record} of a write cache of zones, attempt {attempt}: {error}");
                     attempt += 1;
                 }
@@ -83,8 +90,14 @@ impl Core {
         count(&self.counters.records, 1);
         self.log.head.set(Position { address: at + length, record: record + 1, entry: 0 });
         self.enter_operations(&header);
-        self.log.completed.set(record);
+        self.log.note_written(record, durability);
         Ok(())
+    }
+
+    /// Whether a write of a record that failed may be repeated. A durable one has flushed the device, and a
+    /// failed flush may have lost data of records before it.
+    fn may_repeat(&self, record: u64, durability: Durability) -> bool {
+        durability == Durability::Visible || self.log.durable() + 1 == record
     }
 
     /// Header, data and padding of a record; the data isn't copied.

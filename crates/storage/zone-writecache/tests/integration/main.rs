@@ -6,6 +6,7 @@ mod bucket;
 #[path = "../../../zones/tests/integration/common/mod.rs"]
 mod crash_disk;
 mod fence;
+mod flushes;
 mod origins;
 mod promises;
 mod read_cache;

@@ -1,0 +1,88 @@
+//! Flushes of users and the durable writes that save flushes of the fast device.
+
+use crate::crash_disk::CrashDisk;
+use crate::promises::{KIB, filled, number, read, simulated};
+use crate::{FAST, open, ram_zones};
+use block::{DevicePart, ZoneAddress, ZoneIndex, ZonesPart};
+use layers::fault::{FaultDevicePart, parse_rules};
+use runtime::Random;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+fn disk() -> CrashDisk {
+    CrashDisk::new(FAST as usize, 4096, true)
+}
+
+fn with_rules(disk: Arc<CrashDisk>, rules: &[&str]) -> Arc<dyn DevicePart> {
+    let rules: Vec<String> = rules.iter().map(|rule| (*rule).to_owned()).collect();
+    let rules = parse_rules(&rules, stack::Contract::Device).unwrap();
+    Arc::new(FaultDevicePart::new(disk, rules, 1).unwrap())
+}
+
+/// A client that flushes each append: its records are written durably, and a power cut loses none.
+#[test]
+fn appends_with_a_flush_each_are_durable_writes() {
+    simulated(|| async {
+        let (disk, origin) = (Arc::new(disk()), ram_zones());
+        let fast: Arc<dyn DevicePart> = disk.clone();
+        let part = open(&fast, origin.clone(), true).await.unwrap();
+        let handle = part.open().await.unwrap();
+        let before = number(&*part, "fast_flushes").await;
+        for byte in 0..20 {
+            handle.append(ZoneIndex(0), filled(byte, 4 * KIB)).await.unwrap();
+            handle.flush(&[ZoneIndex(0)]).await.unwrap();
+        }
+        assert_eq!(number(&*part, "flushes").await, 20);
+        assert_eq!(number(&*part, "fast_flushes").await, before);
+        // Appends without a flush are plain writes, but for the first one.
+        for byte in 20..24 {
+            handle.append(ZoneIndex(0), filled(byte, 4 * KIB)).await.unwrap();
+        }
+        assert_eq!(number(&*part, "unflushed_bytes").await, 3 * 4 * KIB as u64);
+        let left: Arc<dyn DevicePart> = Arc::new(disk.crash(&mut Random::new(1)));
+        drop(handle);
+        origin.crash(&mut Random::new(1));
+        let part = open(&left, origin, false).await.unwrap();
+        let handle = part.open().await.unwrap();
+        for byte in 0..21 {
+            let at = ZoneAddress::new(0, u64::from(byte) * 4096);
+            assert_eq!(read(&handle, at, 4 * KIB).await.unwrap(), [byte; 4 * KIB]);
+        }
+    });
+}
+
+/// A durable write that fails may have lost what the device's cache had of records before it, so it is
+/// repeated only if all of these are durable.
+#[test]
+fn a_durable_write_is_repeated_only_after_durable_records() {
+    for is_flushed in [true, false] {
+        simulated(move || async move {
+            let disk = Arc::new(disk());
+            let fast = with_rules(disk.clone(), &["flush delay=1s", "write delay=10ms"]);
+            let part = open(&fast, ram_zones(), true).await.unwrap();
+            let handle = part.open().await.unwrap();
+            let append = || handle.append(ZoneIndex(0), filled(1, 4 * KIB));
+            for _ in 0..2 {
+                append().await.unwrap();
+            }
+            let flush = {
+                let handle = handle.clone();
+                runtime::spawn(async move { handle.flush(&[ZoneIndex(0)]).await })
+            };
+            // The flush of the second append is in flight for a second.
+            runtime::sleep(Duration::from_millis(if is_flushed { 2000 } else { 100 })).await;
+            assert_eq!(flush.is_finished(), is_flushed);
+            disk.fail_writes.store(true, Ordering::SeqCst);
+            let failing = disk.fail_writes.clone();
+            runtime::spawn(async move {
+                runtime::sleep(Duration::from_millis(15)).await;
+                failing.store(false, Ordering::SeqCst);
+            })
+            .detach();
+            assert_eq!(append().await.is_ok(), is_flushed);
+            assert_eq!(flush.await.is_ok(), is_flushed);
+            assert_eq!(handle.flush(&[ZoneIndex(0)]).await.is_ok(), is_flushed);
+        });
+    }
+}
