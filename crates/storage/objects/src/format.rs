@@ -215,6 +215,23 @@ impl Manifest {
     }
 }
 
+/// Whether these bytes of a manifest that can't be decoded may be those of a seal: all may, but intact ones of
+/// another kind, which were encrypted with another key.
+pub(crate) fn may_be_seal(bytes: &[u8]) -> bool {
+    let kind = || {
+        let mut reader = Reader::new(bytes, "a manifest");
+        reader.bytes(8)?;
+        check_version((reader.u32()?, reader.u32()?))?;
+        reader.bytes(size_of::<VolumeId>() + 16 + 4)?;
+        reader.u8()
+    };
+    let is_intact = bytes
+        .split_last_chunk::<CHECKSUM>()
+        .is_some_and(|(covered, sum)| checksum(covered).to_le_bytes() == *sum);
+    let is_other = kind().is_ok_and(|kind| usize::from(kind) != Kind::Seal as usize);
+    !(is_intact && is_other)
+}
+
 /// Body of a claim: the token of the layer that made it, or nothing.
 pub(crate) fn encode_token(token: Option<ClaimToken>) -> Vec<u8> {
     let Some(ClaimToken { owner, count }) = token else { return Vec::new() };

@@ -37,9 +37,10 @@ pub(crate) struct Looked {
 }
 
 impl Looked {
-    /// Whether the writer of the state creates no manifest any more.
+    /// Whether the writer of the state creates no manifest any more, and this is its last one. A later claim
+    /// shows only the first: the listing may be of a moment before the seal, which precedes the claim.
     pub fn is_final(&self) -> bool {
-        self.is_sealed() || self.manifest.is_clean || self.claimed > self.manifest.epoch
+        self.is_sealed() || self.manifest.is_clean
     }
 
     /// Whether a seal follows the last manifest.
@@ -96,7 +97,7 @@ async fn check_without_base(manifests: &Manifests, epochs: &[u32]) -> Result<()>
 async fn look_at(manifests: &Manifests, claimed: u32) -> Result<Looked> {
     let (mut epoch, mut without_base) = (claimed, Vec::new());
     loop {
-        let EpochEnd { newest, state, .. } = end_of(manifests, epoch, false).await?;
+        let EpochEnd { newest, state, .. } = end_of(manifests, epoch, epoch < claimed, false).await?;
         match state {
             EpochState::Loaded(loaded) => {
                 check_without_base(manifests, &without_base).await?;
@@ -104,7 +105,10 @@ async fn look_at(manifests: &Manifests, claimed: u32) -> Result<Looked> {
                 return Ok(Looked { claimed, manifest, table, seals: newest.seals });
             }
             EpochState::Before(claim) => {
-                without_base.push(epoch);
+                // No base follows a seal.
+                if !newest.is_sealed() {
+                    without_base.push(epoch);
+                }
                 match epoch_before(&claim)? {
                     Some(before) => epoch = before,
                     None => {

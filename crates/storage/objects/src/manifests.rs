@@ -7,9 +7,10 @@
 //!
 //! Left to others: their bytes (`format`), the chain from a base (`opening`), retries (`manifest_log`).
 
-use crate::format::{Kind, Manifest, VolumeId, Writer};
+use crate::format::{Kind, Manifest, VolumeId, Writer, may_be_seal};
 use crate::indexes::Indexes;
 use crate::names::{Name, Names};
+use crate::retry;
 use crate::seal::Keys;
 use block::{Data, Error, Result};
 use object_store::{Condition, Put, Store};
@@ -21,6 +22,8 @@ pub(crate) const MAX_MANIFEST: usize = 512 << 20;
 pub(crate) const MAX_PAGES: usize = 1 << 20;
 /// Most pages of a listing of an epoch: a writer has some thousand manifests until the grace is over.
 const MAX_PAGES_OF_EPOCH: usize = 10_000;
+/// Attempts to find the end of an epoch whose manifests are being deleted.
+const ATTEMPTS: u32 = 4;
 /// Most seals of an epoch: each opening creates a few, unless it ends early.
 const MAX_SEALS: usize = 10_000;
 /// Manifests that are read at the same time.
@@ -279,23 +282,42 @@ impl Manifests {
     }
 
     /// Chooses those of an ended epoch's manifests that nothing needs once the next one has a base, from all
-    /// numbers of a listing. A last one that can't be read may be the seal that fences the writer of the
-    /// epoch: then none of them.
+    /// numbers of a listing. The next writer may delete them meanwhile; then another listing is made.
+    ///
+    /// A damaged one may be the seal that fences the writer of the epoch, so it is kept; without a seal after
+    /// it all are kept.
     ///
     /// # Errors
     /// Errors of [`newest`](Self::newest).
     pub async fn old_of(&self, epoch: u32, numbers: &[u64]) -> Result<Vec<Name>> {
+        let is_overtaken = |error: &Error| matches!(error, Error::Corrupt(_));
+        retry::while_overtaken(ATTEMPTS, is_overtaken, async |attempt| match attempt {
+            1 => self.old_among(epoch, numbers).await,
+            _ => self.old_among(epoch, &self.numbers(epoch).await?).await,
+        })
+        .await
+    }
+
+    async fn old_among(&self, epoch: u32, numbers: &[u64]) -> Result<Vec<Name>> {
         if numbers.iter().filter(|number| **number > 0).count() < 2 {
             // The seal alone.
             return Ok(Vec::new());
         }
         let newest = self.newest(epoch, numbers).await?;
-        if let (Err(error), []) = (&newest.manifest, &newest.seals[..]) {
-            tracing::warn!("manifests of epoch {epoch}: {error}; it may be a seal: all of them are kept");
-            return Ok(Vec::new());
+        let mut last = newest.number;
+        if let Err(error) = &newest.manifest {
+            if newest.seals.is_empty() {
+                tracing::warn!("manifests of epoch {epoch}: {error}; it may be a seal: all of them are kept");
+                return Ok(Vec::new());
+            }
+            let object = self.store.get(&self.key(epoch, last), MAX_MANIFEST).await;
+            if object.map_or(true, |object| may_be_seal(object.data.filled())) {
+                tracing::warn!("manifests of epoch {epoch}: {error}; it may be a seal, and is kept");
+                last -= 1;
+            }
         }
         let names = numbers.iter().map(|number| Name::Manifest { epoch, number: *number });
-        Ok(names.filter(|name| is_old(name, newest.number)).collect())
+        Ok(names.filter(|name| is_old(name, last)).collect())
     }
 
     /// Finds the last of these manifests that isn't a seal.
@@ -340,5 +362,36 @@ impl Manifests {
             )),
             _ => self.lost(Name::Manifest { epoch, number: 0 }),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use object_store::testing::{Bucket, Faults, client};
+
+    /// The first of several seals is what fences the writer.
+    #[test]
+    fn a_damaged_seal_before_another_one_is_kept() {
+        let test = || async {
+            let bucket = Bucket::start(Faults::default());
+            let names = Names::new("db1").unwrap();
+            let manifests = Manifests::new(client(object_store::Limits::default()), names, None);
+            let identity = Identity { volume: [1; 16], epoch: 1, writer: Writer::new("a test".to_owned()) };
+            for (number, kind) in [(0, Kind::Claim), (1, Kind::Base), (2, Kind::Seal), (3, Kind::Seal)] {
+                let manifest = identity.manifest(number, kind, u64::from(kind == Kind::Base), Vec::new());
+                manifests.create(&manifest, &manifests.encode(&manifest)).await.unwrap();
+            }
+            let numbers = manifests.numbers(1).await.unwrap();
+            {
+                let mut objects = bucket.objects.borrow_mut();
+                let seal = objects.get_mut(&manifests.key(1, 2)).unwrap();
+                seal.bytes[60] ^= 8;
+                seal.headers.clear();
+            }
+            let old = manifests.old_of(1, &numbers).await.unwrap();
+            assert_eq!(old, [Name::Manifest { epoch: 1, number: 1 }]);
+        };
+        runtime::simulate(runtime::Simulation::new(1), test).unwrap();
     }
 }

@@ -312,15 +312,22 @@ pub(crate) async fn fence(manifests: &Manifests, identity: &Identity, mut newest
     )))
 }
 
-/// Reads the end of an epoch. Its writer may delete what is read; then this fails.
-pub(crate) async fn end_of(manifests: &Manifests, epoch: u32, is_replaced: bool) -> Result<EpochEnd> {
+/// Reads the end of an epoch. Its writer may delete what is read; then this fails. `has_successor`: a later
+/// epoch is claimed, so this one is sealed.
+pub(crate) async fn end_of(
+    manifests: &Manifests,
+    epoch: u32,
+    has_successor: bool,
+    is_replaced: bool,
+) -> Result<EpochEnd> {
     let list = async || {
         let numbers = manifests.numbers(epoch).await?;
         manifests.newest(epoch, &numbers).await
     };
     let mut newest = list().await?;
     for _ in 1..LISTINGS {
-        if newest.number != 0 {
+        let may_lack_some = newest.number == 0 || has_successor;
+        if newest.is_sealed() || !may_lack_some {
             break;
         }
         runtime::sleep(PAUSE).await;
@@ -334,7 +341,8 @@ pub(crate) async fn end_of(manifests: &Manifests, epoch: u32, is_replaced: bool)
 async fn settled_end_of(manifests: &Manifests, epoch: u32, is_replaced: bool) -> Result<EpochEnd> {
     let is_overtaken = |error: &Error| matches!(error, Error::Corrupt(_) | Error::Unsupported(_));
     retry::while_overtaken(ATTEMPTS, is_overtaken, async |attempt| {
-        end_of(manifests, epoch, is_replaced && attempt == ATTEMPTS).await
+        // An opening seals it, and the listing after that decides.
+        end_of(manifests, epoch, false, is_replaced && attempt == ATTEMPTS).await
     })
     .await
 }

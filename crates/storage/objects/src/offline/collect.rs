@@ -10,14 +10,9 @@
 
 use super::Volume;
 use super::survey::{Count, survey};
-use crate::manifests::now;
 use block::{Error, Result};
 use object_store::MAX_BATCH;
 use std::time::Duration;
-
-/// Difference of the clocks of two machines that a store serves at most: it refuses signatures whose time
-/// differs by more than 15 minutes from its own.
-const CLOCKS: Duration = Duration::from_secs(30 * 60);
 
 /// Outcome of a search for garbage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -30,14 +25,6 @@ pub struct Collected {
     pub deleted: u64,
     /// Time that was waited for the grace.
     pub waited: Duration,
-}
-
-/// Time until what a last manifest of this age doesn't need was not needed for the grace.
-fn wait(age: Duration, grace: Duration) -> Duration {
-    match age >= grace + CLOCKS {
-        true => Duration::ZERO,
-        false => grace,
-    }
 }
 
 impl Volume {
@@ -60,8 +47,9 @@ impl Volume {
         if is_dry || survey.names.is_empty() {
             return Ok(collected);
         }
-        let age = Duration::from_millis(now().saturating_sub(looked.manifest.time));
-        collected.waited = wait(age, self.settings.grace);
+        deleted(0, survey.names.len() as u64);
+        // The time of the last manifest shows nothing: in an outage it is created long after that time.
+        collected.waited = self.settings.grace;
         runtime::sleep(collected.waited).await;
         let (total, mut failure) = (survey.names.len() as u64, None::<Error>);
         for batch in survey.names.chunks(MAX_BATCH) {
@@ -76,19 +64,6 @@ impl Volume {
         match failure {
             None => Ok(collected),
             Some(error) => Err(error.in_context(format!("{rest} of {total} objects may not be deleted"))),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_grace_is_waited_for_unless_the_last_change_is_surely_older() {
-        let grace = Duration::from_secs(60);
-        for (age, expected) in [(0, grace), (61, grace), (1859, grace), (1860, Duration::ZERO)] {
-            assert_eq!(wait(Duration::from_secs(age), grace), expected, "{age} s");
         }
     }
 }

@@ -12,9 +12,8 @@ use crate::compression::Size;
 use crate::looking::Looked;
 use crate::manifests::{MAX_PAGES, Manifests, READERS};
 use crate::names::{Name, PieceName};
-use crate::retry;
 use crate::table::{Piece, Table};
-use block::{Error, Result};
+use block::Result;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,9 +23,6 @@ const MAX_NAMES: usize = 1 << 20;
 pub(super) const MAX_LISTED: usize = 1000;
 /// Missing pieces that are asked for together.
 const BATCH: usize = 1024;
-
-/// Attempts to find the end of an epoch whose manifests are being deleted.
-const ATTEMPTS: u32 = 4;
 
 /// Number of objects, and their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -239,9 +235,10 @@ async fn survey_epoch(
     }
     let state = &looked.manifest;
     let old = match epoch < state.epoch {
-        true => old_of(manifests, epoch, numbers).await?,
-        false => BTreeSet::new(),
+        true => manifests.old_of(epoch, &numbers).await?,
+        false => Vec::new(),
     };
+    let old = BTreeSet::from_iter(old);
     for (number, bytes) in listed {
         let name = Name::Manifest { epoch, number };
         match old.contains(&name) || bases::is_replaced(name, state.epoch, state.link) {
@@ -252,16 +249,6 @@ async fn survey_epoch(
         }
     }
     Ok(())
-}
-
-/// Manifests of an earlier epoch that nothing needs. The next writer deletes them, maybe meanwhile.
-async fn old_of(manifests: &Manifests, epoch: u32, listed: Vec<u64>) -> Result<BTreeSet<Name>> {
-    let is_overtaken = |error: &Error| matches!(error, Error::Corrupt(_));
-    let old = retry::while_overtaken(ATTEMPTS, is_overtaken, async |attempt| match attempt {
-        1 => manifests.old_of(epoch, &listed).await,
-        _ => manifests.old_of(epoch, &manifests.numbers(epoch).await?).await,
-    });
-    old.await.map(BTreeSet::from_iter)
 }
 
 /// Asks for each object that seems to be damaged: a listing may show an earlier moment.
