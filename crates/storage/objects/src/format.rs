@@ -215,8 +215,8 @@ impl Manifest {
     }
 }
 
-/// Whether these bytes of a manifest that can't be decoded may be those of a seal: all may, but intact ones of
-/// another kind, which were encrypted with another key.
+/// Whether a manifest that can't be decoded may be a seal. It isn't one if its checksum fits and it names
+/// another kind: it was encrypted with another key.
 pub(crate) fn may_be_seal(bytes: &[u8]) -> bool {
     let kind = || {
         let mut reader = Reader::new(bytes, "a manifest");

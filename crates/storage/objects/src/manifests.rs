@@ -284,8 +284,8 @@ impl Manifests {
     /// Chooses those of an ended epoch's manifests that nothing needs once the next one has a base, from all
     /// numbers of a listing. The next writer may delete them meanwhile; then another listing is made.
     ///
-    /// A damaged one may be the seal that fences the writer of the epoch, so it is kept; without a seal after
-    /// it all are kept.
+    /// A damaged one before the seals may be the seal that fences the writer of the epoch, and is kept. Without
+    /// a seal after it all are kept.
     ///
     /// # Errors
     /// Errors of [`newest`](Self::newest).
@@ -307,17 +307,40 @@ impl Manifests {
         let mut last = newest.number;
         if let Err(error) = &newest.manifest {
             if newest.seals.is_empty() {
-                tracing::warn!("manifests of epoch {epoch}: {error}; it may be a seal: all of them are kept");
+                tracing::warn!(
+                    "manifests of epoch {epoch}: {error}; it may be a seal: all of them are kept; restore the object"
+                );
                 return Ok(Vec::new());
             }
-            let object = self.store.get(&self.key(epoch, last), MAX_MANIFEST).await;
-            if object.map_or(true, |object| may_be_seal(object.data.filled())) {
-                tracing::warn!("manifests of epoch {epoch}: {error}; it may be a seal, and is kept");
-                last -= 1;
+            for number in numbers.iter().rev().filter(|number| **number <= newest.number) {
+                last = *number;
+                if !self.may_be_seal(epoch, last).await? {
+                    break;
+                }
+                tracing::warn!(
+                    "object {}: it may be a seal, and is kept; restore the object",
+                    self.key(epoch, last)
+                );
+                last = last.saturating_sub(1);
             }
         }
         let names = numbers.iter().map(|number| Name::Manifest { epoch, number: *number });
         Ok(names.filter(|name| is_old(name, last)).collect())
+    }
+
+    /// Whether a manifest is a seal, or damaged so that it may be one.
+    async fn may_be_seal(&self, epoch: u32, number: u64) -> Result<bool> {
+        let object = match self.store.get(&self.key(epoch, number), MAX_MANIFEST).await {
+            Err(Error::NotFound(_)) => return Err(self.lost(Name::Manifest { epoch, number })),
+            // Another checksum than that of the store.
+            Err(Error::Corrupt(_)) => return Ok(true),
+            found => found?,
+        };
+        let bytes = object.data.filled();
+        match Manifest::decode(bytes, epoch, number, self.keys.as_deref()) {
+            Ok(manifest) => Ok(manifest.kind == Kind::Seal),
+            Err(_) => Ok(may_be_seal(bytes)),
+        }
     }
 
     /// Finds the last of these manifests that isn't a seal.
@@ -372,25 +395,34 @@ mod tests {
 
     /// The first of several seals is what fences the writer.
     #[test]
-    fn a_damaged_seal_before_another_one_is_kept() {
+    fn damaged_seals_before_another_one_are_kept() {
         let test = || async {
             let bucket = Bucket::start(Faults::default());
             let names = Names::new("db1").unwrap();
             let manifests = Manifests::new(client(object_store::Limits::default()), names, None);
             let identity = Identity { volume: [1; 16], epoch: 1, writer: Writer::new("a test".to_owned()) };
-            for (number, kind) in [(0, Kind::Claim), (1, Kind::Base), (2, Kind::Seal), (3, Kind::Seal)] {
+            let kinds = [Kind::Claim, Kind::Base, Kind::Seal, Kind::Seal, Kind::Seal];
+            for (number, kind) in (0..).zip(kinds) {
                 let manifest = identity.manifest(number, kind, u64::from(kind == Kind::Base), Vec::new());
                 manifests.create(&manifest, &manifests.encode(&manifest)).await.unwrap();
             }
-            let numbers = manifests.numbers(1).await.unwrap();
-            {
+            let all = manifests.numbers(1).await.unwrap();
+            let old = async |numbers: &[u64]| manifests.old_of(1, numbers).await.unwrap();
+            let base = [Name::Manifest { epoch: 1, number: 1 }];
+            let damage = |number: u64| {
                 let mut objects = bucket.objects.borrow_mut();
-                let seal = objects.get_mut(&manifests.key(1, 2)).unwrap();
-                seal.bytes[60] ^= 8;
-                seal.headers.clear();
+                let object = objects.get_mut(&manifests.key(1, number)).unwrap();
+                object.bytes[60] ^= 8;
+                object.headers.clear();
+            };
+            for number in [3, 2] {
+                damage(number);
+                assert_eq!(old(&all).await, base, "{number}");
             }
-            let old = manifests.old_of(1, &numbers).await.unwrap();
-            assert_eq!(old, [Name::Manifest { epoch: 1, number: 1 }]);
+            damage(0);
+            assert_eq!(old(&[0, 3, 4]).await, [], "a damaged claim");
+            damage(4);
+            assert_eq!(old(&all).await, [], "no seal");
         };
         runtime::simulate(runtime::Simulation::new(1), test).unwrap();
     }

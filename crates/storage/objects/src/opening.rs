@@ -45,8 +45,9 @@ const ATTEMPTS: u32 = 3;
 /// Rounds of the fence, and most numbers of one: a writer creates fewer in the time of three requests.
 const ROUNDS: u32 = 32;
 const MAX_WINDOW: u64 = 64;
-/// Listings that have to show an epoch without a base: each may show an earlier moment, and such an epoch is
-/// rare. Without this a volume could be taken for one whose creation hasn't ended.
+/// Listings that have to show an epoch without a base, or an epoch before others without its seal: each may
+/// show an earlier moment, and such an epoch is rare. Without this a volume could be taken for one whose
+/// creation hasn't ended.
 const LISTINGS: u32 = 6;
 /// Pause before another listing, after one that shows an earlier moment.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -314,6 +315,10 @@ pub(crate) async fn fence(manifests: &Manifests, identity: &Identity, mut newest
 
 /// Reads the end of an epoch. Its writer may delete what is read; then this fails. `has_successor`: a later
 /// epoch is claimed, so this one is sealed.
+///
+/// # Errors
+/// [`Error::Busy`] if the listings are of a moment before the first manifest, which is there; errors of
+/// damaged manifests and of the store.
 pub(crate) async fn end_of(
     manifests: &Manifests,
     epoch: u32,
@@ -326,12 +331,19 @@ pub(crate) async fn end_of(
     };
     let mut newest = list().await?;
     for _ in 1..LISTINGS {
-        let may_lack_some = newest.number == 0 || has_successor;
-        if newest.is_sealed() || !may_lack_some {
+        let may_be_stale = newest.number == 0 || has_successor && !newest.is_sealed();
+        if !may_be_stale {
             break;
         }
         runtime::sleep(PAUSE).await;
         newest = list().await?;
+    }
+    let first = manifests.key(epoch, 1);
+    if newest.number == 0 && !newest.is_sealed() && manifests.store.head(&first).await?.is_some() {
+        return Err(Error::busy(format!(
+            "epoch {epoch}: {LISTINGS} listings show its claim alone, and object {first} is there; expected a listing of the present: \
+             try again"
+        )));
     }
     let state = load_or_replace(manifests, &newest, is_replaced).await?;
     Ok(EpochEnd { epoch, newest, state })
@@ -339,7 +351,8 @@ pub(crate) async fn end_of(
 
 /// Reads the end of an epoch, which its writer may be changing.
 async fn settled_end_of(manifests: &Manifests, epoch: u32, is_replaced: bool) -> Result<EpochEnd> {
-    let is_overtaken = |error: &Error| matches!(error, Error::Corrupt(_) | Error::Unsupported(_));
+    let is_overtaken =
+        |error: &Error| matches!(error, Error::Corrupt(_) | Error::Unsupported(_) | Error::Busy(_));
     retry::while_overtaken(ATTEMPTS, is_overtaken, async |attempt| {
         // An opening seals it, and the listing after that decides.
         end_of(manifests, epoch, false, is_replaced && attempt == ATTEMPTS).await

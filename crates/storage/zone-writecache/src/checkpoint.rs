@@ -82,6 +82,8 @@ pub async fn write(core: &Core) -> Result<()> {
     // Only the uploader moves the cut, and it waits for this.
     let table: ZoneTable = core.cut.borrow().clone();
     write_table(&*core.fast, &core.layout, &identity, number, table.zones()).await?;
+    // After a failed flush of others the pages may be lost, whatever the flush here returned.
+    core.health.check_device()?;
     core.write_superblock(|superblock| {
         superblock.checkpoint = number;
         superblock.checkpoint_at = tail;

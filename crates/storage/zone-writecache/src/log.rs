@@ -1,7 +1,7 @@
 //! Positions of the log, and which of its records are durable.
 //!
 //! Records are written one after the other. A record is durable after a flush of the fast device that began
-//! when it was written, or after a durable write of its own. The log counts it as durable once all records
+//! after it was written, or after a durable write of its own. The log counts it as durable once all records
 //! before it are, since recovery ends at the first record that is missing.
 
 use crate::format::Position;
@@ -18,7 +18,7 @@ pub struct Log {
     completed: Cell<u64>,
     /// Number of a record up to which all records are durable.
     durable: Cell<u64>,
-    /// First and last of the records that were written durably after one that isn't durable yet.
+    /// First and last number of a run of durably written records that follows one that isn't durable yet.
     ahead: Cell<Option<(u64, u64)>>,
     /// Number of flushes by users.
     flush_epoch: Cell<u64>,
@@ -43,8 +43,7 @@ impl Log {
         }
     }
 
-    /// Returns the flush epoch of a record that is formed now, and whether it is the first of the epoch: a
-    /// user has flushed since the record before it.
+    /// Returns the flush epoch of a record that is formed now, and whether it is the first one of that epoch.
     pub fn add_record(&self) -> (u64, bool) {
         (self.flush_epoch.get(), !self.is_epoch_used.replace(true))
     }

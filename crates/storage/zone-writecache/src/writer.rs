@@ -9,7 +9,7 @@ use crate::queue::Queued;
 use block::{Buffer, Durability, Payload, Result};
 use std::rc::Rc;
 
-/// Attempts at writing a record, after which the fast device has failed.
+/// Attempts at a write of a record that isn't durable, after which the fast device has failed.
 const ATTEMPTS: usize = 3;
 
 /// Writes records until the cache is closed. Once the fast device has failed or the uploads have ended, it
@@ -54,10 +54,10 @@ impl Core {
         let length = header_bytes(queued.len(), block) + data.next_multiple_of(block);
         let at = self.space_for(length).await?;
         let Position { record, .. } = self.log.head.get();
-        let (flush_epoch, follows_flush) = self.log.add_record();
-        // Users who flushed before it will flush it as well. One durable write is faster than a write and a
-        // flush after it.
-        let durability = match follows_flush && self.fast.geometry().volatile_cache {
+        let (flush_epoch, is_first_of_epoch) = self.log.add_record();
+        // A user who flushed before it probably flushes it as well. One durable write is faster than a write
+        // and a flush after it.
+        let durability = match is_first_of_epoch && self.fast.geometry().volatile_cache {
             true => Durability::Durable,
             false => Durability::Visible,
         };
@@ -75,7 +75,8 @@ impl Core {
         loop {
             match self.fast.write(self.layout.log_block(at), payload.clone(), durability).await {
                 Ok(()) => break,
-                Err(error) if attempt < ATTEMPTS && self.may_repeat(record, durability) => {
+                // A durable write may have failed in its flush, which may have lost other data of the device.
+                Err(error) if attempt < ATTEMPTS && durability == Durability::Visible => {
                     tracing::warn!("record {record} of a write cache of zones, attempt {attempt}: {error}");
                     attempt += 1;
                 }
@@ -92,12 +93,6 @@ impl Core {
         self.enter_operations(&header);
         self.log.note_written(record, durability);
         Ok(())
-    }
-
-    /// Whether a write of a record that failed may be repeated. A durable one has flushed the device, and a
-    /// failed flush may have lost data of records before it.
-    fn may_repeat(&self, record: u64, durability: Durability) -> bool {
-        durability == Durability::Visible || self.log.durable() + 1 == record
     }
 
     /// Header, data and padding of a record; the data isn't copied.

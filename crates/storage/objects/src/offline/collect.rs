@@ -48,7 +48,7 @@ impl Volume {
             return Ok(collected);
         }
         deleted(0, survey.names.len() as u64);
-        // The time of the last manifest shows nothing: in an outage it is created long after that time.
+        // The time of the last manifest isn't that of its creation, which an outage delays.
         collected.waited = self.settings.grace;
         runtime::sleep(collected.waited).await;
         let (total, mut failure) = (survey.names.len() as u64, None::<Error>);

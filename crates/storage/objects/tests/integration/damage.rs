@@ -109,7 +109,11 @@ fn formatting_replaces_a_damaged_volume_and_leaves_no_object_of_it() {
         assert!(said.starts_with("6 objects"), "four pieces, a base and a delta: {said}");
         runtime::sleep(std::time::Duration::from_secs(61)).await;
         assert_eq!(keys(&bucket, "zones/").len(), 1);
-        assert_eq!(keys(&bucket, "manifest/").len(), 6, "two claims, a seal and a damaged one, a base and a delta");
+        assert_eq!(
+            keys(&bucket, "manifest/").len(),
+            6,
+            "two claims, a seal and a damaged one, a base and a delta"
+        );
         assert_eq!(read(&*handle, 1, 0, 4096).await.unwrap(), vec![8; 4096]);
         assert_eq!(part.message("gc").await.unwrap(), "0 objects will be deleted");
     });

@@ -1,6 +1,7 @@
 //! Worlds by seeds: writers that take over from each other, on a store that loses answers, duplicates and
 //! reorders requests, asks for fewer of them, fails for minutes and shows old listings, while pieces are
-//! merged. Some writers sleep for a day and wake up.
+//! merged and another machine deletes garbage. Some writers sleep for a day and wake up, some openings are
+//! broken off.
 //!
 //! Each 512 bytes of a zone are a function of their place and generation, so that all that is read can be
 //! verified. Each acknowledgement of a writer is compared with the state that the next opening has found.
@@ -12,7 +13,7 @@ use block::{
 };
 use conformance::Seeds;
 use object_store::testing::{Bucket, Faults};
-use objects::{ObjectsPart, Options, Settings};
+use objects::{ObjectsPart, Options, Settings, Volume};
 use runtime::Random;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -272,6 +273,26 @@ fn of_world(format: bool, settings: Settings) -> Options {
     Options { settings, ..options(format) }
 }
 
+/// Searches for garbage from another machine several times, until the world is over.
+async fn collect(settings: Settings, mut random: Random, is_over: Rc<Cell<bool>>) {
+    for _ in 0..12 {
+        if is_over.get() {
+            return;
+        }
+        runtime::sleep(Duration::from_millis(random.below(60_000))).await;
+        let volume = Volume::new(of_world(false, settings)).unwrap();
+        if let Err(error) = volume.collect(false, &|_| (), &|_, _| ()).await {
+            println!("gc: {error}");
+        }
+    }
+}
+
+/// Begins an opening, and drops it after at most 3 s.
+async fn break_off_opening(settings: Settings, random: &mut Random) {
+    let limit = Duration::from_millis(random.below(3000));
+    let _ = runtime::timeout(limit, ObjectsPart::open(of_world(false, settings))).await;
+}
+
 /// Opens, again after failures of the store.
 async fn open(settings: Settings, is_final: bool) -> ObjectsPart {
     for _ in 0..1000 {
@@ -306,6 +327,9 @@ async fn live(bucket: Rc<Bucket>, seed: u64, settings: Settings) -> u64 {
         Random::new(random.next_u64()),
         is_over.clone(),
     ));
+    let searches = random
+        .chance(0.5)
+        .then(|| runtime::spawn(collect(settings, Random::new(random.next_u64()), is_over.clone())));
     let (mut part, mut parts, mut working, mut epochs) = (first, Vec::new(), Vec::new(), Vec::new());
     let mut states = vec![found(&*part.open().await.unwrap()).await];
     for _ in 0..1 + random.below(3) {
@@ -323,6 +347,10 @@ async fn live(bucket: Rc<Bucket>, seed: u64, settings: Settings) -> u64 {
             // It may fail within its limit, in an outage.
             let _ = part.close().await;
         }
+        if random.chance(0.3) {
+            break_off_opening(settings, &mut random).await;
+            runtime::sleep(Duration::from_millis(random.below(100_000))).await;
+        }
         let next = open(drawn_settings(&mut random), false).await;
         epoch.is_over.set(true);
         states.push(found(&*next.open().await.unwrap()).await);
@@ -333,6 +361,9 @@ async fn live(bucket: Rc<Bucket>, seed: u64, settings: Settings) -> u64 {
     runtime::join_all(working).await;
     is_over.set(true);
     faults.await;
+    if let Some(searches) = searches {
+        searches.await;
+    }
     bucket.faults.set(Faults::default());
     bucket.latency.set(Duration::ZERO);
     let last = open(drawn_settings(&mut random), true).await;

@@ -132,7 +132,7 @@ fn an_outage_makes_flushes_wait_and_nothing_fails() {
             })
             .collect();
         runtime::sleep(Duration::from_secs(1)).await;
-        // The first one after a flush is written durably.
+        // The first one after a flush is a durable write, the second one isn't.
         for _ in 0..2 {
             let (_, took) = timed(handle.append(ZoneIndex(4), filled(3, 4 * KIB))).await;
             assert!(took < Duration::from_millis(5), "an append took {took:?}");
