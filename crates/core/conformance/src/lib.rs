@@ -7,8 +7,9 @@
 //! its place and the seed; `SILTSTONE_SEED` in the environment repeats a run.
 //!
 //! [`requests`] has reads and writes of single blocks; [`allocations`] counts allocations of a test;
-//! [`Seeds`] and [`budget`] say which seeds a test tries; [`images`] searches disks for bytes; [`Whole`] is a stack as one device; [`check_messages`] checks the
-//! messages that a kind declares; [`pass_on`] writes the methods of zones that a test doesn't change.
+//! [`Seeds`] and [`budget`] say which seeds a test tries; [`images`] searches disks for bytes; [`Whole`]
+//! is a stack as one device; [`check_messages`] checks the messages that a kind declares; [`pass_on`]
+//! writes the methods of zones that a test doesn't change.
 //!
 //! [`certificates`] makes folders of certificates for tests of TLS; [`fuse_transport`] selects how the
 //! requests of a mount come.

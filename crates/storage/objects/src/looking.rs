@@ -38,8 +38,8 @@ pub(crate) struct Looked {
 
 impl Looked {
     /// Whether the writer of the state creates no manifest any more, and this is its last one. A later claim
-    /// shows that the writer has ended, and not that this is its last manifest: the listing may be of a moment
-    /// before the seal, which precedes the claim.
+    /// shows that the writer has ended, and not that this is its last manifest: the listing may be of a
+    /// moment before the seal, which precedes the claim.
     pub fn is_final(&self) -> bool {
         self.is_sealed() || self.manifest.is_clean
     }

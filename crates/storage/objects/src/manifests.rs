@@ -284,8 +284,8 @@ impl Manifests {
     /// Chooses those of an ended epoch's manifests that nothing needs once the next one has a base, from all
     /// numbers of a listing. The next writer may delete them meanwhile; then another listing is made.
     ///
-    /// A damaged one before the seals may be the seal that fences the writer of the epoch, and is kept. Without
-    /// a seal after it all are kept.
+    /// A damaged one before the seals may be the seal that fences the writer of the epoch, and is kept.
+    /// Without a seal after it all are kept.
     ///
     /// # Errors
     /// Errors of [`newest`](Self::newest).

@@ -242,7 +242,7 @@ impl<T: Send + 'static> Future for Pending<T> {
                 "a call that has returned its result was polled again; expected one use of its result; make another call",
             ))),
         };
-        // A call whose answer was taken looks like one whose shard has ended, which would wait for the reason.
+        // A call whose answer was taken looks like one whose shard has ended, which waits for the reason.
         if result.is_ready() {
             *state = State::Ended;
         }
