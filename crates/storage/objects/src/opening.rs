@@ -313,12 +313,12 @@ pub(crate) async fn fence(manifests: &Manifests, identity: &Identity, mut newest
     )))
 }
 
-/// Reads the end of an epoch. Its writer may delete what is read; then this fails. `has_successor`: a later
-/// epoch is claimed, so this one is sealed.
+/// Reads the end of an epoch. `has_successor`: a later epoch is claimed, so this one is sealed.
 ///
 /// # Errors
-/// [`Error::Busy`] if the listings are of a moment before the first manifest, which is there; errors of
-/// damaged manifests and of the store.
+/// [`Error::Corrupt`] for a damaged manifest, and one that its writer deletes during the read;
+/// [`Error::Busy`] if the listings are of a moment before the first manifest, which is there; errors of the
+/// store.
 pub(crate) async fn end_of(
     manifests: &Manifests,
     epoch: u32,

@@ -34,7 +34,7 @@ use std::time::Duration;
 /// Limit of the appended bytes of a batch: a quarter of the limit of the lag, within these bounds. Each piece
 /// of a zone in a bucket ends with the batch, and the lag falls when all of a batch is durable.
 const MIN_BATCH_BYTES: u64 = 8 << 20;
-const BATCH_BYTES: u64 = 64 << 20;
+const MAX_BATCH_BYTES: u64 = 64 << 20;
 /// Limits of the batches that are sent and not durable at the origin: their number, and the appended bytes at
 /// which no other is sent. What is sent is repeated after an error; the origin limits the memory of appends.
 const MAX_SENT: usize = 64;
@@ -390,7 +390,7 @@ fn is_final(error: &Error) -> bool {
 impl Core {
     fn batch_limits(&self) -> BatchLimits {
         BatchLimits {
-            bytes: BATCH_BYTES.min(self.max_lag.bytes / 4).max(MIN_BATCH_BYTES),
+            bytes: MAX_BATCH_BYTES.min(self.max_lag.bytes / 4).max(MIN_BATCH_BYTES),
             joins_epochs: self.flushes_atomically,
             joins_finishes: self.changes_in_order,
             // A reset that destroys a key isn't one call: it may be refused when the others are durable.

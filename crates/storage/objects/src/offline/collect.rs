@@ -47,11 +47,12 @@ impl Volume {
         if is_dry || survey.names.is_empty() {
             return Ok(collected);
         }
-        deleted(0, survey.names.len() as u64);
+        let total = survey.names.len() as u64;
+        deleted(0, total);
         // The time of the last manifest isn't that of its creation, which an outage delays.
         collected.waited = self.settings.grace;
         runtime::sleep(collected.waited).await;
-        let (total, mut failure) = (survey.names.len() as u64, None::<Error>);
+        let mut failure = None::<Error>;
         for batch in survey.names.chunks(MAX_BATCH) {
             let keys: Vec<String> = batch.iter().map(|name| self.manifests.names.key(*name)).collect();
             match self.manifests.store.delete_batch(&keys).await {

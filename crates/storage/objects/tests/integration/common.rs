@@ -113,3 +113,34 @@ pub fn fill_table(bucket: &Bucket, zones: u32, full: u32, pieces: u32) {
     stored.headers.clear();
     bucket.objects.borrow_mut().insert(key.to_owned(), stored);
 }
+
+/// Opens the volume with a store that refuses the first manifest after the claim.
+pub async fn claim_only(bucket: &Bucket, epoch: u32) {
+    let base = format!("db1/manifest/{epoch:08}/0000000000000001");
+    bucket.follow(move |asked| {
+        let is_base = asked.method == "PUT" && asked.key == base;
+        is_base.then(|| b"HTTP/1.1 403 x\r\ncontent-length: 0\r\n\r\n".to_vec())
+    });
+    assert!(ObjectsPart::open(options(false)).await.is_err());
+    bucket.follow(|_| None);
+}
+
+/// Has the next `listings` of the manifests of an epoch show these keys alone.
+pub fn show_earlier(bucket: &Bucket, epoch: u32, keys: &[String], mut listings: usize) {
+    let size = |key: &String| bucket.objects.borrow().get(key).map_or(200, |stored| stored.bytes.len());
+    let listed: String = keys
+        .iter()
+        .map(|key| format!("<Contents><Key>{key}</Key><Size>{}</Size></Contents>", size(key)))
+        .collect();
+    let body = format!("<ListBucketResult><IsTruncated>false</IsTruncated>{listed}</ListBucketResult>");
+    let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let prefix = format!("db1/manifest/{epoch:08}/");
+    bucket.follow(move |asked| {
+        let is_listing = asked.method == "GET" && asked.query("prefix") == Some(&*prefix);
+        if !is_listing || listings == 0 {
+            return None;
+        }
+        listings -= 1;
+        Some(answer.clone().into_bytes())
+    });
+}

@@ -1,6 +1,6 @@
 //! One writer: no flush is acknowledged after the fence, whenever a suspended writer continues.
 
-use crate::common::{append, create, handle, options, read, reopen, world};
+use crate::common::{append, claim_only, create, handle, options, read, reopen, show_earlier, world};
 use block::{EraseGuarantee, Error, Part, ZoneIndex, ZoneState};
 use conformance::Seeds;
 use object_store::testing::{Bucket, Faults};
@@ -24,26 +24,8 @@ fn a_listing_of_an_earlier_moment_is_not_a_volume_whose_creation_has_not_ended()
         let old = handle(&first).await;
         append(&*old, 0, 1, 4096).await;
         old.flush(&[ZoneIndex(0)]).await.unwrap();
-        bucket.follow(|asked| {
-            let is_base =
-                asked.method == "PUT" && asked.key.starts_with("db1/manifest/00000002/0000000000000001");
-            is_base.then(|| b"HTTP/1.1 403 x\r\ncontent-length: 0\r\n\r\n".to_vec())
-        });
-        let refused = ObjectsPart::open(options(false)).await.map(drop);
-        assert!(refused.is_err(), "{refused:?}");
-        let mut earlier = 3;
-        bucket.follow(move |asked| {
-            let of_first = asked.query.iter().any(|(_, value)| value == "db1/manifest/00000001/");
-            if asked.method != "GET" || !of_first || earlier == 0 {
-                return None;
-            }
-            earlier -= 1;
-            let claim =
-                "<Contents><Key>db1/manifest/00000001/0000000000000000</Key><Size>200</Size></Contents>";
-            let body =
-                format!("<ListBucketResult><IsTruncated>false</IsTruncated>{claim}</ListBucketResult>");
-            Some(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes())
-        });
+        claim_only(&bucket, 2).await;
+        show_earlier(&bucket, 1, &["db1/manifest/00000001/0000000000000000".to_owned()], 3);
         let third = handle(&reopen().await).await;
         assert_eq!(read(&*third, 0, 0, 4096).await.unwrap(), vec![1; 4096]);
     });

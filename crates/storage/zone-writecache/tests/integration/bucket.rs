@@ -2,9 +2,8 @@
 //! outage of the store.
 
 use crate::crash_disk::CrashDisk;
-use crate::{FAST, options};
+use crate::{FAST, options, with_faults};
 use block::{BlockIndex, Buffer, Data, Device, DevicePart, Durability, Part, Result, ZonesPart};
-use layers::fault::{FaultDevicePart, parse_rules};
 use log::LogPart;
 use object_store::Limits;
 use object_store::testing::{Bucket, Faults, Stored, config};
@@ -193,9 +192,7 @@ pub fn world<T: 'static, Fut: Future<Output = T> + 'static>(
 fn cut(seed: u64, lies: bool, ack: Ack) -> AfterCut {
     world(seed, move |bucket| async move {
         let disk = Arc::new(empty_disk());
-        let rules = if lies { vec!["flush lie".to_owned()] } else { Vec::new() };
-        let rules = parse_rules(&rules, stack::Contract::Device).unwrap();
-        let fast = Arc::new(FaultDevicePart::new(disk.clone(), rules, 1).unwrap());
+        let fast = with_faults(disk.clone(), lies.then_some("flush lie"), 1);
         let (_cache, log) = open_log_with(fast, How::Format, ack).await.unwrap();
         let (model, mut random) = (Model::new(), Random::new(seed));
         let device = log.open().await.unwrap();

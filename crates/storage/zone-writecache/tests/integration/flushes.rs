@@ -2,9 +2,8 @@
 
 use crate::crash_disk::CrashDisk;
 use crate::promises::{KIB, filled, number, read, simulated};
-use crate::{FAST, open, ram_zones};
+use crate::{FAST, open, ram_zones, with_faults};
 use block::{DevicePart, ZoneAddress, ZoneIndex, ZonesPart};
-use layers::fault::{FaultDevicePart, parse_rules};
 use runtime::Random;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,12 +11,6 @@ use std::time::Duration;
 
 fn disk() -> CrashDisk {
     CrashDisk::new(FAST as usize, 4096, true)
-}
-
-fn with_rules(disk: Arc<CrashDisk>, rules: &[&str]) -> Arc<dyn DevicePart> {
-    let rules: Vec<String> = rules.iter().map(|rule| (*rule).to_owned()).collect();
-    let rules = parse_rules(&rules, stack::Contract::Device).unwrap();
-    Arc::new(FaultDevicePart::new(disk, rules, 1).unwrap())
 }
 
 /// A client that flushes each append: its records are written durably, and a power cut loses none.
@@ -59,7 +52,7 @@ fn a_durable_write_that_fails_is_not_repeated() {
     for is_durable in [true, false] {
         simulated(move || async move {
             let disk = Arc::new(disk());
-            let fast = with_rules(disk.clone(), &["write delay=10ms"]);
+            let fast = with_faults(disk.clone(), ["write delay=10ms"], 1);
             let part = open(&fast, ram_zones(), true).await.unwrap();
             let handle = part.open().await.unwrap();
             let append = || handle.append(ZoneIndex(0), filled(1, 4 * KIB));

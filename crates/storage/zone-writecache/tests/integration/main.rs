@@ -19,6 +19,7 @@ mod uploads;
 mod writers;
 
 use block::{BlockIndex, BlockSize, Buffer, DevicePart, Durability, ZonesPart};
+use layers::fault::{FaultDevicePart, parse_rules};
 use std::sync::Arc;
 use std::time::Duration;
 use zone_writecache::{MaxLag, Options, ZoneWriteCachePart};
@@ -29,6 +30,17 @@ const FAST: u64 = 12 << 20;
 
 fn fast_device() -> Arc<dyn DevicePart> {
     Arc::new(disks::ram::RamPart::new(FAST, BlockSize::default()).unwrap())
+}
+
+/// A device with these rules of faults, whose probabilities are drawn by this seed.
+fn with_faults(
+    device: Arc<dyn DevicePart>,
+    rules: impl IntoIterator<Item = impl Into<String>>,
+    seed: u64,
+) -> Arc<dyn DevicePart> {
+    let rules: Vec<String> = rules.into_iter().map(Into::into).collect();
+    let rules = parse_rules(&rules, stack::Contract::Device).unwrap();
+    Arc::new(FaultDevicePart::new(device, rules, seed).unwrap())
 }
 
 /// Origin in memory, durable on flush.

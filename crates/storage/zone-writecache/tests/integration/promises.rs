@@ -1,12 +1,11 @@
 //! Promises beyond the contract: the order of uploads, outages, the pairing of fast device and origin.
 
 use crate::origins::{Mode, Switched};
-use crate::{copy_of, fast_device, open, options, ram_zones};
+use crate::{copy_of, fast_device, open, options, ram_zones, with_faults};
 use block::{
     Buffer, Data, DevicePart, EraseGuarantee, Error, Part, Payload, ZoneAddress, ZoneIndex, ZoneState, Zones,
     ZonesPart,
 };
-use layers::fault::{FaultDevicePart, parse_rules};
 use runtime::Simulation;
 use std::future::Future;
 use std::rc::Rc;
@@ -189,9 +188,7 @@ fn a_close_during_an_outage_keeps_the_log() {
 #[test]
 fn a_fast_device_that_fails_ends_changes_with_its_error() {
     simulated(|| async {
-        let rules = parse_rules(&["write error=EIO after=40".to_owned()], stack::Contract::Device).unwrap();
-        let honest = fast_device();
-        let fast: Arc<dyn DevicePart> = Arc::new(FaultDevicePart::new(honest, rules, 1).unwrap());
+        let fast = with_faults(fast_device(), ["write error=EIO after=40"], 1);
         let part = open(&fast, ram_zones(), true).await.unwrap();
         let handle = part.open().await.unwrap();
         let mut failed = None;

@@ -6,12 +6,11 @@ mod races;
 
 use crate::crash_disk::CrashDisk;
 use crate::promises::{KIB, number, read, simulated};
-use crate::{FAST, fast_device, options};
+use crate::{FAST, fast_device, options, with_faults};
 use block::{
     Buffer, Call, Data, DevicePart, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, ZoneAddress,
     ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
 };
-use layers::fault::{FaultDevicePart, parse_rules};
 use runtime::Random;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -419,8 +418,7 @@ fn a_failing_region_fails_no_call() {
             let options = |format| with_cache(Some(4 * MIB as u64), format);
             filled(&disk, &origin, 0..16, ZONE, options(true)).await;
             let rules = [format!("{rule} range={}..{FAST}", FAST - 4 * MIB as u64)];
-            let rules = parse_rules(&rules, stack::Contract::Device).unwrap();
-            let fast: Arc<dyn DevicePart> = Arc::new(FaultDevicePart::new(disk, rules, 3).unwrap());
+            let fast = with_faults(disk, rules, 3);
             let part = open(&fast, origin, options(false)).await;
             let handle = part.open().await.unwrap();
             for round in 0..4 {

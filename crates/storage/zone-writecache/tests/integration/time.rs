@@ -2,9 +2,8 @@
 
 use crate::bucket::{How, empty_disk, open_cache_with, world};
 use crate::promises::{KIB, filled, number, read, simulated};
-use crate::{fast_device, open, options, ram_zones};
+use crate::{fast_device, open, options, ram_zones, with_faults};
 use block::{Part, ZoneAddress, ZoneIndex, ZonesPart};
-use layers::fault::{FaultDevicePart, parse_rules};
 use runtime::{ShardIndex, Simulation};
 use std::sync::Arc;
 use std::time::Duration;
@@ -151,9 +150,7 @@ fn a_fast_device_that_does_not_answer_ends_changes_within_its_time_limit() {
     for ack in [Ack::Fast, Ack::Origin] {
         simulated(move || async move {
             let zones = ram_zones();
-            let rules =
-                parse_rules(&["write delay=1h after=40".to_owned()], stack::Contract::Device).unwrap();
-            let fast = Arc::new(FaultDevicePart::new(fast_device(), rules, 1).unwrap());
+            let fast = with_faults(fast_device(), ["write delay=1h after=40"], 1);
             let options = Options { ack, timeout: Duration::from_secs(20), ..options(true) };
             let part = ZoneWriteCachePart::open(fast, zones.clone(), options).await.unwrap();
             let handle = part.open().await.unwrap();

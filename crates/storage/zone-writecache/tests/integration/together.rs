@@ -5,9 +5,9 @@
 use crate::bucket::{How, bucket_options, empty_disk, open_cache, world};
 use crate::crash_disk::CrashDisk;
 use crate::promises::{filled, read};
+use crate::with_faults;
 use block::{DevicePart, EraseGuarantee, Part, ZoneAddress, ZoneIndex, ZoneState, Zones, ZonesPart};
 use conformance::Seeds;
-use layers::fault::{FaultDevicePart, parse_rules};
 use object_store::testing::{Faults, Stored};
 use objects::ObjectsPart;
 use runtime::Random;
@@ -168,12 +168,9 @@ fn run(seed: u64, left: Option<Left>, trouble: Trouble) -> Left {
             }
         };
         let disk = Arc::new(disk);
-        let rules = match trouble {
-            Trouble::FastDevice => vec!["read error=EIO probability=0.03 after=40".to_owned()],
-            _ => Vec::new(),
-        };
-        let rules = parse_rules(&rules, stack::Contract::Device).unwrap();
-        let fast: Arc<dyn DevicePart> = Arc::new(FaultDevicePart::new(disk.clone(), rules, seed).unwrap());
+        let rule =
+            matches!(trouble, Trouble::FastDevice).then_some("read error=EIO probability=0.03 after=40");
+        let fast = with_faults(disk.clone(), rule, seed);
         let cache = match (open_cache(fast, how).await, trouble) {
             // Of the log or of a superblock.
             (Err(error), Trouble::FastDevice) if error.to_string().contains("EIO") => {

@@ -5,8 +5,8 @@ use crate::bucket::{How, bucket_options, empty_disk, open_cache, world};
 use crate::crash_disk::CrashDisk;
 use crate::options;
 use crate::promises::{KIB, filled, text};
+use crate::with_faults;
 use block::{DevicePart, EraseGuarantee, Part, ZoneIndex, ZoneState, Zones, ZonesPart};
-use layers::fault::{FaultDevicePart, parse_rules};
 use object_store::testing::{Bucket, Faults};
 use objects::{Encryption, ObjectsPart};
 use std::cell::Cell;
@@ -145,10 +145,8 @@ fn nothing_overtakes_a_reset_that_is_refused() {
         cache.message("flush").await.unwrap();
         cache.close().await.unwrap();
         // The secrets of zones 0 to 7.
-        let rules = ["read delay=1s range=4096..4608", "read error=EIO range=4096..4608"].map(str::to_owned);
-        let rules = parse_rules(&rules, stack::Contract::Device);
-        let unreadable: Arc<dyn DevicePart> =
-            Arc::new(FaultDevicePart::new(store.clone(), rules.unwrap(), 1).unwrap());
+        let rules = ["read delay=1s range=4096..4608", "read error=EIO range=4096..4608"];
+        let unreadable = with_faults(store.clone(), rules, 1);
         let cache = open_encrypted(&fast, &unreadable, false).await;
         let handle = cache.open().await.unwrap();
         handle.reset(ZoneIndex(1), EraseGuarantee::None).await.unwrap();

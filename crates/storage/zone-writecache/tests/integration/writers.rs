@@ -2,10 +2,9 @@
 //! open at the same time the opening of the second one to claim fails.
 
 use crate::bucket::{bucket_options, world};
-use crate::{copy_of, fast_device, options};
+use crate::{copy_of, fast_device, options, with_faults};
 use block::{Buffer, Data, DevicePart, Error, Part, Payload, Result, ZoneAddress, ZoneIndex, ZonesPart};
 use conformance::Seeds;
-use layers::fault::{FaultDevicePart, parse_rules};
 use object_store::Limits;
 use object_store::testing::{Asked, Bucket};
 use objects::ObjectsPart;
@@ -168,8 +167,7 @@ fn take_over_is_needed_again_after_a_failure_between_the_claim_and_the_new_cache
     world(5, |_bucket| async move {
         let fast = killed().await;
         ObjectsPart::open(of_writer(B, false)).await.unwrap();
-        let rules = parse_rules(&["write error".to_owned()], stack::Contract::Device).unwrap();
-        let broken: Arc<dyn DevicePart> = Arc::new(FaultDevicePart::new(fast.clone(), rules, 1).unwrap());
+        let broken = with_faults(fast.clone(), ["write error"], 1);
         assert!(matches!(open_a(&broken, false, with_take_over(Some(2))).await, Err(Error::Io(_))));
         let expected = ["\"host a, process 1\" with claim 3", "1 changes with 4096 bytes", "take_over=3"];
         assert_refused(open_a(&fast, false, with_take_over(Some(2))).await, &expected);
